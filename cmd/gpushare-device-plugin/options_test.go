@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/program/programtest"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestBadFlags(t *testing.T) {
@@ -84,9 +85,7 @@ func TestHelp(t *testing.T) {
 	command := newCommand(func(string) (string, bool) { return "", false })
 	command.SetArgs([]string{"-h"})
 	command.SetOut(&out)
-	if err := command.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, command.Execute())
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
 		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
@@ -103,9 +102,7 @@ func TestHelp(t *testing.T) {
 func TestHealthCheckVariables(t *testing.T) {
 	environment := map[string]string{"DP_DISABLE_HEALTHCHECKS": "48,63", "DP_ENABLE_HEALTHCHECKS": "all"}
 	command := newCommand(func(name string) (string, bool) { value, ok := environment[name]; return value, ok })
-	if err := command.PreRunE(command, nil); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, command.PreRunE(command, nil))
 	for flag, want := range map[string]string{"dp-disable-healthchecks": "48,63", "dp-enable-healthchecks": "all"} {
 		if got, err := command.Flags().GetString(flag); got != want || err != nil {
 			t.Errorf("--%s is %q, %v, want %q", flag, got, err, want)
@@ -117,9 +114,7 @@ func TestHealthCheckVariables(t *testing.T) {
 func TestConfigPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "apiVersion: " + nodeconfig.APIVersion + "\nkind: " + nodeconfig.Kind + "\nmemoryUnit: 3GiB\nhealthChecks: {quietPeriod: 3m}\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	config := map[string]string{"CONFIG": file}
 	for name, test := range map[string]struct {
 		args        []string
@@ -137,13 +132,9 @@ func TestConfigPrecedence(t *testing.T) {
 			var o options
 			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.addFlags(flags)
-			if err := flags.Parse(test.args); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, flags.Parse(test.args))
 			err := program.SetFlags(flags, func(name string) (string, bool) { value, ok := test.environment[name]; return value, ok })
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			if _, err := o.configure(flags.Changed); err != nil {
 				t.Fatal(err)
 			}

@@ -23,19 +23,16 @@ import (
 
 	"github.com/gpushare/gpushare/cmd/internal/program/programtest"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestBadFlags checks that a wrong setting ends the process with a message that names the flag.
 func TestBadFlags(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer taken.Close()
 	nonsense := filepath.Join(t.TempDir(), "nonsense")
-	if err := os.WriteFile(nonsense, []byte("{{{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(nonsense, []byte("{{{"), 0o600))
 	kubeconfig := writeKubeconfig(t, "http://127.0.0.1:1")
 
 	tests := map[string]struct {
@@ -105,9 +102,7 @@ func TestBadFlags(t *testing.T) {
 
 func TestCheckSchedulerConfig(t *testing.T) {
 	shipped, err := os.ReadFile("../../config/scheduler-config.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	const shippedURL = "http://127.0.0.1:12345/gpushare-scheduler"
 	// withCertificate returns what replaces shippedURL: https, and kube-scheduler's certificate in a file.
 	withCertificate := func(name string, ends time.Time) string {
@@ -186,18 +181,12 @@ func TestCheckSchedulerConfig(t *testing.T) {
 func certificateFile(t *testing.T, name string, ends time.Time) string {
 	t.Helper()
 	public, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: ends.Add(-24 * time.Hour), NotAfter: ends}
 	certificate, err := x509.CreateCertificate(nil, template, template, public, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	path := filepath.Join(t.TempDir(), "tls.crt")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600))
 	return path
 }
 
@@ -222,9 +211,7 @@ func TestHelpAndVersion(t *testing.T) {
 // TestJSONLogs checks that every log line is one JSON object, also those of libraries.
 func TestJSONLogs(t *testing.T) {
 	p := startExtender(t, 1, "--logging-format=json", "--ui-listen-address=")
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	for line := range strings.Lines(p.wait()) {
 		var anything struct{ Msg string }
 		if err := json.Unmarshal([]byte(line), &anything); err != nil || anything.Msg == "" {
@@ -289,9 +276,7 @@ func TestLife(t *testing.T) {
 	get := func(path string) (int, string) {
 		t.Helper()
 		code, body, err := get(http.DefaultClient, "http://"+p.verbs+path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return code, body
 	}
 	if code, body := get("/readyz"); code != 503 || !strings.Contains(body, "not synced yet") {
@@ -311,13 +296,9 @@ func TestLife(t *testing.T) {
 
 	// A connection that is opened in advance and never used, as by kube-scheduler's client.
 	conn, err := net.Dial("tcp", p.verbs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer conn.Close()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	logs := p.wait()
 	if !p.cmd.ProcessState.Success() || !strings.Contains(logs, `"Stopped"`) {
 		t.Errorf("the process ended with %v:\n%s", p.cmd.ProcessState, logs)

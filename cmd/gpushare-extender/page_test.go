@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPage checks that the page is served at --ui-listen-address only, and the verbs at --listen-address only.
@@ -74,9 +76,7 @@ func TestPage(t *testing.T) {
 			}
 		}
 		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		scheduler := client(pair)
 		wantStatus(t, scheduler, "https://"+p.verbs+"/ui/", 404)
 		wantStatus(t, scheduler, "https://"+p.verbs+"/livez", 200)
@@ -87,9 +87,7 @@ func TestPage(t *testing.T) {
 func TestExpiredCertificate(t *testing.T) {
 	cert, key := writeCertificate(t, time.Now().Add(-time.Hour))
 	p := startExtender(t, 1, "--tls-cert-file="+cert, "--tls-key-file="+key, "--ui-listen-address=")
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	if logs := p.wait(); !strings.Contains(logs, "The extender's certificate is not valid now") || !strings.Contains(logs, cert) {
 		t.Errorf("it logs:\n%s", logs)
 	}
@@ -99,9 +97,7 @@ func TestExpiredCertificate(t *testing.T) {
 func writeCertificate(t *testing.T, expires time.Time) (certFile, keyFile string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotAfter: expires, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
@@ -109,18 +105,12 @@ func writeCertificate(t *testing.T, expires time.Time) (certFile, keyFile string
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	write := func(name, kind string, der []byte) string {
 		path := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 		return path
 	}
 	return write("tls.crt", "CERTIFICATE", cert), write("tls.key", "PRIVATE KEY", secret)

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // asExtender makes the test binary run as the extender, so that the tests use a real process.
@@ -56,12 +58,8 @@ func startExtender(t *testing.T, addresses int, args ...string) extenderProcess 
 	defaults := []string{"--listen-address=127.0.0.1:0", "--kubeconfig=" + writeKubeconfig(t, "http://127.0.0.1:1")}
 	p := extenderProcess{cmd: command(ctx, append(defaults, args...)...)}
 	stderr, err := p.cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, p.cmd.Start())
 	found, ended := make(chan []string, addresses+1), make(chan string, 1)
 	go func() {
 		var all strings.Builder
@@ -119,8 +117,6 @@ clusters: [{name: c, cluster: {server: %q}}]
 contexts: [{name: c, context: {cluster: c}}]
 current-context: c
 `, server)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }

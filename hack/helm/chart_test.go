@@ -21,8 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
-
-	"github.com/gpushare/gpushare/test/check"
 )
 
 const folder = "../../deploy/helm/gpushare"
@@ -171,7 +169,12 @@ func TestOddValues(t *testing.T) {
 	})
 }
 
-var must = check.Must
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 func load(t *testing.T) *chartv2.Chart {
 	t.Helper()

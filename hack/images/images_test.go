@@ -14,8 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
-
-	"github.com/gpushare/gpushare/test/check"
 )
 
 func read(t *testing.T, path string) string {
@@ -69,7 +67,9 @@ func TestDockerfiles(t *testing.T) {
 			}
 			labels := got.labels
 			got.labels = nil
-			check.Equal(t, "the result", want, got, cmp.AllowUnexported(stage{}))
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(stage{})); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
 			for label, value := range map[string]string{"version": "v1.2.3", "revision": "abcdef", "licenses": "Apache-2.0"} {
 				if labels["org.opencontainers.image."+label] != value {
 					t.Errorf("label %s is %q, want %q", label, labels["org.opencontainers.image."+label], value)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestDueAnnotations(t *testing.T) {
@@ -167,9 +168,7 @@ func TestDueAnnotations(t *testing.T) {
 			}
 			if value, ok := got["IDX"]; ok {
 				assignment, err := protocol.ParseAssignment(map[string]string{protocol.AnnotationIndex: value.(string)})
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, err)
 				written.Assumed, written.HasAssumeTime, written.Assignment = true, true, assignment
 			}
 			if more, _ := DueAnnotations(&written, test.given); more != nil {

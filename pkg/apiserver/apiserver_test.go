@@ -31,9 +31,7 @@ func newClient(t *testing.T, url string) Client {
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return New(client)
 }
 
@@ -159,9 +157,7 @@ func TestBindRequest(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := newClient(t, server.URL).Bind(ctx, newBinding()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, newClient(t, server.URL).Bind(ctx, newBinding()))
 	if path != "POST /api/v1/namespaces/default/pods/p/binding" {
 		t.Errorf("path %s", path)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -120,9 +121,7 @@ func (f *fixture) claim(pod *corev1.Pod) *Claim {
 func (f *fixture) reserve(pod *corev1.Pod, node string) ledger.Allocation {
 	f.t.Helper()
 	allocation, err := f.ledger.Reserve(node, protocol.Pod(pod), placement.Binpack, f.clock.Now())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 	return allocation
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -23,16 +24,12 @@ func BenchmarkLock(b *testing.B) {
 	c := New(Options{Client: clientfake.NewClientset(), Clock: clock.RealClock{}})
 	for i := range nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
-		if err := c.nodeInformer.GetIndexer().Add(node); err != nil {
-			b.Fatal(err)
-		}
+		check.Must(b, c.nodeInformer.GetIndexer().Add(node))
 	}
 	for i := range pods {
 		pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprint("uid-", i)), Namespace: "default", Name: fmt.Sprint("pod-", i), Request: 10}
 		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: pod, Node: nodeName(i % nodes)}, Overuse: &protocol.Overuse{}}
-		if err := c.podInformer.GetIndexer().Add(bound); err != nil {
-			b.Fatal(err)
-		}
+		check.Must(b, c.podInformer.GetIndexer().Add(bound))
 		c.updateSets(&PodInfo{PodUse: eligibility.PodUse{Pod: pod}, Pending: &diagnosis.Pod{Pod: pod}, RequestProblem: "none"})
 	}
 	changing := gpu.Pod{UID: "changing", Namespace: "default", Name: "changing", Request: 10}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -25,17 +26,13 @@ func TestHandler(t *testing.T) {
 	// While the watch was interrupted, the pod was deleted and another pod was created with its name.
 	f.publish(fake.Pod("a", 10, func(pod *corev1.Pod) { pod.UID = "another" }))
 	f.want(f.got.pods, "uid-a becomes another")
-	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	f.want(f.got.pods, "deleted another")
 	if pods := f.Pending(); len(pods) != 0 {
 		t.Errorf("pending: %v", names(pods))
 	}
 
-	if err := f.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.client.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
 	f.want(f.got.nodes, "deleted n1")
 	if n := len(f.got.synced); n > 0 {
 		t.Errorf("Synced was called %d times more", n)

@@ -69,14 +69,10 @@ func start(t *testing.T, objects ...runtime.Object) *fixture {
 	})
 	f := &fixture{got: newEvents(), t: t, client: client}
 	f.Cache = New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin), CacheSynced: func(time.Duration) { f.got.synced <- "CacheSynced" }})
-	if err := f.AddHandler(f.got); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.AddHandler(f.got))
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	if err := f.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.Run(ctx))
 	for range []string{"pods", "nodes", "disruption budgets"} {
 		<-watching // The fake client's watch does not report changes from before it began.
 	}
@@ -99,9 +95,7 @@ func (f *fixture) publish(pod *corev1.Pod) {
 	if apierrors.IsNotFound(err) {
 		_, err = pods.Create(f.t.Context(), pod, metav1.CreateOptions{})
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 }
 
 // publishNode makes the watch report the node.

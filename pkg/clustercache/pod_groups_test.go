@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // podGroupEventsSeen is a PodGroupHandler that records its calls.
@@ -55,15 +56,11 @@ func TestPodGroupWatch(t *testing.T) {
 			return true, w, err
 		})
 		c := New(Options{Client: client, Clock: clock.RealClock{}}) // A failure costs a second.
-		if err := c.AddHandler(newEvents()); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, c.AddHandler(newEvents()))
 		c.AddPodGroupHandler(seen)
 		ctx, cancel := context.WithCancel(t.Context())
 		t.Cleanup(cancel)
-		if err := errors.Join(c.Run(ctx), c.Ready()); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(c.Run(ctx), c.Ready()))
 		if len(seen) > 0 {
 			<-watching
 		}
@@ -90,9 +87,7 @@ func TestPodGroupWatch(t *testing.T) {
 			t.Error("it is synced before the PodGroups are")
 		}
 		want(seen, "served", "train has minCount 4")
-		if err := client.SchedulingV1beta1().PodGroups("default").Delete(t.Context(), "train", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, client.SchedulingV1beta1().PodGroups("default").Delete(t.Context(), "train", metav1.DeleteOptions{}))
 		want(seen, "deleted default/train")
 	})
 }

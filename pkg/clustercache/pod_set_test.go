@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -69,9 +70,7 @@ func TestPending(t *testing.T) {
 	if _, ok := f.PendingPod("uid-a"); ok {
 		t.Error("a pod is pending that was replaced by another one with its name")
 	}
-	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.client.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	f.want(f.got.pods, "deleted another")
 	want()
 }

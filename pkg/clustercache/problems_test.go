@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -82,9 +83,7 @@ func TestRequestProblems(t *testing.T) {
 	f.publish(fake.Pod("b", 0, func(pod *corev1.Pod) { pod.UID = "another" }))
 	f.want(f.got.pods, "uid-b becomes another")
 	want("b")
-	if err := f.client.CoreV1().Pods("default").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, f.client.CoreV1().Pods("default").Delete(t.Context(), "b", metav1.DeleteOptions{}))
 	f.want(f.got.pods, "deleted another")
 	want()
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -23,9 +24,7 @@ func TestSharingChangesNothing(t *testing.T) {
 	for range 3000 {
 		pod := randomPod(random)
 		got, err := s.transform(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		wantEqual(t, "the shared pod info", NewPodInfo(pod), got.(*PodInfo), exported...)
 		if again, err := s.transform(got); again != got || err != nil {
 			t.Fatalf("transformed a second time: %v, %v", again, err)
@@ -43,9 +42,7 @@ func TestEqualPartsAreShared(t *testing.T) {
 			pod.Spec.Containers[0].Resources.Requests = fake.Amount(corev1.ResourceCPU, cpus)
 			pod.Labels = map[string]string{"app": app}
 		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return pod.(*PodInfo)
 	}
 	same := func(a, b any) bool { return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() }

@@ -12,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -27,9 +28,7 @@ func TestSyncHindrance(t *testing.T) {
 		t.Errorf("Ready without a handler: %v, want ErrNotSynced", err)
 	}
 	handler := newEvents()
-	if err := c.AddHandler(handler); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, c.AddHandler(handler))
 	stop := await.Run(t, c.Run)
 	await.True(t, "the ticker", fakeClock.HasWaiters)
 	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {

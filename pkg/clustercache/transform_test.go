@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -45,9 +46,7 @@ func TestTransformNode(t *testing.T) {
 				node.Annotations["big"] = "text"
 			}
 			out, err := new(sharing).transform(node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			got := out.(*corev1.Node)
 			text := func(n protocol.Node) string { return fmt.Sprintf("%+v", n) }
 			wantEqual(t, "parsed", text(protocol.ParseNode(node)), text(protocol.ParseNode(got)))

@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // stage is a Listener on loopback whose connections stay open until they are closed.
@@ -18,9 +20,7 @@ type stage struct {
 func newStage(t *testing.T, limits Limits) stage {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { inner.Close() })
 	return stage{t, New(inner, limits)}
 }
@@ -33,13 +33,9 @@ func (s stage) connect(from string) connection {
 	s.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	client, err := dialer.Dial("tcp", s.listener.Addr().String())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	server, err := s.listener.Accept()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	s.t.Cleanup(func() { client.Close(); server.Close() })
 	return connection{client, server}
 }

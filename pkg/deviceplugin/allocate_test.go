@@ -32,9 +32,7 @@ func TestAllocate(t *testing.T) {
 		before := b.pod(name)
 		env := k.mustAdmit(before)["main"]
 		assignment, err := protocol.ParseAssignment(before.Annotations)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		want := map[string]string{
 			"NVIDIA_VISIBLE_DEVICES":       fmt.Sprintf("GPU-%d", assignment.Cards[0].Index),
 			"ALIYUN_COM_GPU_MEM_IDX":       before.Annotations["ALIYUN_COM_GPU_MEM_IDX"],

@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // crowd is a node with eight cards and a hundred pods. Forty of the pods have the same size and are not served yet.
@@ -60,12 +61,8 @@ func newCrowd(b *testing.B, memory gpu.Memory, asked bool) *crowd {
 		}
 		pod := newPod("p"+strconv.Itoa(i), main(int64(request)), assumed(card, i), created(i))
 		info, err := transformPod(pod)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := c.plugin.pods.informer.GetStore().Add(info); err != nil {
-			b.Fatal(err)
-		}
+		check.Must(b, err)
+		check.Must(b, c.plugin.pods.informer.GetStore().Add(info))
 		if i < 40 {
 			c.waiting = append(c.waiting, pod)
 			continue
@@ -103,9 +100,7 @@ func (c *crowd) admit(b *testing.B, took map[string][]time.Duration) {
 
 		took["prefer"] = append(took["prefer"], preferred.Sub(begin))
 		took["allocate"] = append(took["allocate"], end.Sub(preferred))
-		if err != nil {
-			b.Fatal(err)
-		}
+		check.Must(b, err)
 		if want := strconv.Itoa(i % 8); response.Envs[protocol.AnnotationIndex] != want {
 			b.Fatalf("%s got card %s, want %s", pod.Name, response.Envs[protocol.AnnotationIndex], want)
 		}

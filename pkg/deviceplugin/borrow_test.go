@@ -139,9 +139,7 @@ func TestLimitOfNextStart(t *testing.T) {
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
 			kept := func(when string, want ...uint64) {
 				t.Helper()
-				if err := a.KeepLimits(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, a.KeepLimits(t.Context()))
 				var spec cdi.Spec
 				text, err := os.ReadFile(filepath.Join(dir, "gpushare.aliyun.com-memory-limit.json"))
 				if err = errors.Join(err, json.Unmarshal(text, &spec)); err != nil {

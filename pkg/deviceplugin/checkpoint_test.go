@@ -35,9 +35,7 @@ func newEntryOf(t testing.TB, uid, container string, env protocol.ContainerEnv, 
 	t.Helper()
 	env.ContainerRequest = gpu.Memory(len(ids))
 	response, err := proto.Marshal(&pluginapi.ContainerAllocateResponse{Envs: env.Variables()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return entry{uid, container, string(protocol.ResourceMemory), map[int64][]string{-1: ids}, response}
 }
 
@@ -50,9 +48,7 @@ func checkpointData(t testing.TB, entries ...entry) []byte {
 		},
 		"Checksum": 12345,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return data
 }
 
@@ -60,12 +56,8 @@ func checkpointData(t testing.TB, entries ...entry) []byte {
 func writeCheckpoint(t testing.TB, dir string, entries ...entry) {
 	t.Helper()
 	temporary := filepath.Join(dir, ".new-checkpoint")
-	if err := os.WriteFile(temporary, checkpointData(t, entries...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temporary, filepath.Join(dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(temporary, checkpointData(t, entries...), 0o600))
+	check.Must(t, os.Rename(temporary, filepath.Join(dir, checkpointFile)))
 }
 
 func TestParseCheckpoint(t *testing.T) {
@@ -81,9 +73,7 @@ func TestParseCheckpoint(t *testing.T) {
 	got, err := parseCheckpoint(checkpointData(t, newEntry(t, "uid-a", "init", 1, "11", "10"), other, garbled, spread,
 		newEntry(t, "uid-e", "main", -1, "06"), withoutResponse,
 		newEntryOf(t, "uid-g", "main", protocol.ContainerEnv{Cards: []gpu.Card{{Index: 2, Memory: 16}, {Index: 0, Memory: 24}}, ContainerCores: 60}, "08", "09", "28", "29")), &isolation.Backends{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	entryOf := func(uid gpu.PodUID, container string, given allocation.Allocation, ids ...string) allocation.Entry {
 		given.Devices = allocation.NewDeviceSet(ids)
 		return allocation.Entry{ContainerKey: allocation.ContainerKey{UID: uid, Name: container}, Allocation: given}
@@ -154,14 +144,10 @@ func TestCheckpointRead(t *testing.T) {
 	expect("read again", "a")
 	writeCheckpoint(t, dir, newEntry(t, "a", "main", 0, "00"), newEntry(t, "b", "main", 0, "01"))
 	expect("replaced", "a", "b")
-	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600))
 	if err := c.read(); err == nil || len(c.entries) != 2 {
 		t.Errorf("an invalid file gave %v, %v, want an error and the last entries", c.entries, err)
 	}
-	if err := os.Remove(filepath.Join(dir, checkpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(filepath.Join(dir, checkpointFile)))
 	expect("removed")
 }

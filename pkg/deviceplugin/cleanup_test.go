@@ -27,9 +27,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // A second cleanup does no harm.
-		if err := Cleanup(t.Context(), fakeClient(b.client), testNode); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, Cleanup(t.Context(), fakeClient(b.client), testNode))
 	}
 	after := b.node()
 	for _, list := range []corev1.ResourceList{after.Status.Capacity, after.Status.Allocatable} {
@@ -68,9 +66,7 @@ func TestKnownCards(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if got, _ := p.KnownCards(ctx); len(got) > 0 {
 		t.Errorf("a plugin that was never run has %v", got)
 	}

@@ -83,22 +83,14 @@ func TestExcludeAnother(t *testing.T) {
 func mountConfigs(t *testing.T, dir string, configs map[string]string) {
 	t.Helper()
 	version, err := os.MkdirTemp(dir, "..version")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for name, text := range configs {
 		text = "apiVersion: " + nodeconfig.APIVersion + "\nkind: " + nodeconfig.Kind + "\n" + text
-		if err := os.WriteFile(filepath.Join(version, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(version, name), []byte(text), 0o644))
 	}
 	link := filepath.Join(dir, "..data_tmp")
-	if err := os.Symlink(filepath.Base(version), link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(link, filepath.Join(dir, "..data")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink(filepath.Base(version), link))
+	check.Must(t, os.Rename(link, filepath.Join(dir, "..data")))
 	for name := range configs {
 		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil && !os.IsExist(err) {
 			t.Fatal(err)
@@ -145,9 +137,7 @@ func (b *fixture) monitorCards(p *Plugin, sizes ...gpu.Memory) {
 func (b *fixture) inventory() (unit gpu.Unit, cards map[int]string) {
 	b.t.Helper()
 	inventory, err := protocol.ParseInventory(b.node().Annotations)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, err)
 	cards = map[int]string{}
 	for _, c := range inventory.Cards {
 		cards[c.Index] = c.Unhealthy
@@ -264,9 +254,7 @@ func (b *fixture) inForce(p *Plugin, name string, outdated bool) {
 	b.t.Helper()
 	await.True(b.t, fmt.Sprintf("configuration %s in force, outdated %t", name, outdated), func() bool {
 		metrics, err := p.metrics.registry.Gather()
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		check.Must(b.t, err)
 		got := ""
 		for _, m := range metrics {
 			if m.GetName() == "gpushare_device_plugin_config_info" && len(m.GetMetric()) == 1 {
@@ -304,9 +292,7 @@ func TestUnitAfterRestart(t *testing.T) {
 
 func TestUnitOf(t *testing.T) {
 	annotation, err := protocol.Inventory{Unit: gpu.MiB, Cards: newCards(16384)}.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for name, test := range map[string]struct {
 		inventory string
 		capacity  int64

@@ -30,6 +30,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // fixture is a test node: a fake API server, the kubelet's directory, and the plugins that a test starts there.
@@ -103,9 +104,7 @@ func newFixtureAlone(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	// The path of a socket must be short.
 	dir, err := os.MkdirTemp("", "gpushare")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
 	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond, arriving: time.Millisecond}
@@ -147,9 +146,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		options.Config.Flags.Isolation, options.Isolation = &o.mode, isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}, MPS: o.mps}
 	}
 	p, err := New(options)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, err)
 	p.registrar.cleanup, p.registrar.absence = time.Millisecond, cmp.Or(b.absence, p.registrar.absence)
 	p.node.pacer = newPacer(time.Millisecond)
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
@@ -212,27 +209,21 @@ func (b *fixture) create(p *Plugin, pods ...*corev1.Pod) {
 // delete deletes a pod and waits until the informer has dropped it.
 func (b *fixture) delete(p *Plugin, pod *corev1.Pod) {
 	b.t.Helper()
-	if err := b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, b.client.CoreV1().Pods(pod.Namespace).Delete(context.Background(), pod.Name, metav1.DeleteOptions{}))
 	await.True(b.t, "the informer to drop "+pod.Name, func() bool { return !p.pods.Exists(gpu.PodUID(pod.UID)) })
 }
 
 func (b *fixture) pod(name string) *corev1.Pod {
 	b.t.Helper()
 	pod, err := b.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, err)
 	return pod
 }
 
 func (b *fixture) node() *corev1.Node {
 	b.t.Helper()
 	node, err := b.client.CoreV1().Nodes().Get(context.Background(), testNode, metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	check.Must(b.t, err)
 	return node
 }
 

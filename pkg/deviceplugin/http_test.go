@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestHTTP(t *testing.T) {
@@ -23,9 +24,7 @@ func TestHTTP(t *testing.T) {
 	get := func(path string) int {
 		t.Helper()
 		response, err := http.Get(server.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer response.Body.Close()
 		return response.StatusCode
 	}
@@ -52,30 +51,22 @@ func TestHTTP(t *testing.T) {
 func TestIdleConnections(t *testing.T) {
 	p, _ := newFixture(t).start(nil)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	go func() { _ = serve(t.Context(), listener, p.handler(), "health") }()
 	for range 2 * connections.Total {
 		conn, err := net.Dial("tcp", listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer conn.Close()
 	}
 	response, err := (&http.Client{Timeout: 30 * time.Second}).Get("http://" + listener.Addr().String() + "/livez")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	response.Body.Close()
 }
 
 func TestBadAddress(t *testing.T) {
 	b := newFixture(t)
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir, ListenAddress: "127.0.0.1:nowhere"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if err := p.Run(context.Background()); err == nil {
 		t.Error("no error for an invalid address")
 	}
@@ -88,9 +79,7 @@ func TestMetrics(t *testing.T) {
 	m := newMetrics(func() bool { return true })
 	m.setCards(newCards(16))
 	problems, err := testutil.GatherAndLint(m.registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestPrintedInventory: a printed inventory is the annotation that a plugin writes.
@@ -41,9 +42,7 @@ func TestPrintedInventory(t *testing.T) {
 			settings := nodeconfig.Settings{Isolation: test.mode, Excluded: test.excluded}
 			settings.Unit = gpu.GiB
 			want, err := Inventory(p.options, settings, reservedCards(), adapters, test.driver).Annotation()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			var got string
 			await.True(t, "the annotation "+want, func() bool {
 				b.isolation.writeStatus(t, ready)

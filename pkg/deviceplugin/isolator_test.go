@@ -45,9 +45,7 @@ func newIsolation(t testing.TB, mode isolation.Mode) *isolationOptions {
 		os.MkdirAll(filepath.Join(o.cgroups, "kubepods/pod/cri-containerd-"+containerID+".scope"), 0o755),
 		os.WriteFile(filepath.Join(o.specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [`+device("GPU-0")+`,`+device("GPU-1")+`]}`), 0o600),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return o
 }
 
@@ -98,9 +96,7 @@ func (k *kubelet) responseOf(t *testing.T, pod *corev1.Pod) *pluginapi.Container
 		if e.PodUID != string(pod.UID) {
 			continue
 		}
-		if err := proto.Unmarshal(e.AllocResp, &response); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, proto.Unmarshal(e.AllocResp, &response))
 	}
 	return &response
 }
@@ -186,14 +182,10 @@ func TestIsolation(t *testing.T) {
 	stop()
 	specification := filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")
 	inTheWay := filepath.Join(specification, "file")
-	if err := errors.Join(os.Remove(specification), os.Mkdir(specification, 0o755), os.WriteFile(inTheWay, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(os.Remove(specification), os.Mkdir(specification, 0o755), os.WriteFile(inTheWay, nil, 0o600)))
 	next, _ := b.start(reservedCards())
 	await.True(t, "the start", func() bool { return next.node.Written() })
-	if err := os.RemoveAll(specification); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(specification))
 	await.True(t, "the specification of its limit", func() bool {
 		text, _ := os.ReadFile(specification)
 		return strings.Contains(string(text), "NVIDIA_GPU_MEMORY_LIMIT=2048")
@@ -314,16 +306,10 @@ func withLimit(t *testing.T, edit podOption) *Plugin {
 	t.Helper()
 	b := newFixture(t)
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	info, err := transformPod(newPod("a", main(2), ran(true), edit))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.pods.informer.GetStore().Add(info); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, p.pods.informer.GetStore().Add(info))
 	p.limits.record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, allocation.Allocation{Mode: "driver", Limit: 2 << 30})
 	return p
 }
@@ -358,9 +344,7 @@ func TestLimitNotRead(t *testing.T) {
 func TestIsolationFails(t *testing.T) {
 	b, k, p, _ := startIsolated(t, isolation.Driver, limiter{}, reservedCards())
 	// A directory in place of the file is an error that the check of the cards doesn't find.
-	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755))
 	pod := newPod("a", main(2), assumed(0, 1))
 	b.create(p, pod)
 	if _, err := k.admit(pod); err == nil || !strings.Contains(err.Error(), "isolation mode driver: reading the CDI specification of limits") {
@@ -387,9 +371,7 @@ func TestPodLimitedInPart(t *testing.T) {
 // container can start, so the card is not offered.
 func TestCDIWithoutTheName(t *testing.T) {
 	specs := t.TempDir()
-	if err := os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600))
 	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, Isolation: isolation.Options{SpecDirs: []string{specs}}}}
 	p.newIsolator()
 	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")
@@ -407,9 +389,7 @@ func TestSpecificationRemoved(t *testing.T) {
 	b.create(p, pod)
 	k.mustAdmit(pod)
 	specification := filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")
-	if err := os.Remove(specification); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(specification))
 	await.True(t, "the specification", func() bool { _, err := os.Stat(specification); return err == nil })
 	b.delete(p, pod)
 	await.True(t, "the specification to be removed, since no container needs it", func() bool {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // kubelet is the part of a kubelet that the plugin's tests need: registration, the device list, allocation container by
@@ -76,9 +77,7 @@ func newKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(dir, "*.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, socket := range sockets {
 		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
@@ -87,9 +86,7 @@ func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 	k := newKubelet(t, dir, entries...)
 	pluginapi.RegisterRegistrationServer(k.server, k)
 	listener, err := net.Listen("unix", filepath.Join(dir, kubeletSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	go func() { _ = k.server.Serve(listener) }()
 	t.Cleanup(k.stop)
 	return k
@@ -98,9 +95,7 @@ func startKubelet(t testing.TB, dir string, entries ...entry) *kubelet {
 // podResources serves PodResources at the socket.
 func (k *kubelet) podResources(socket string) {
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	check.Must(k.t, err)
 	podresourcesv1.RegisterPodResourcesListerServer(k.resources, k)
 	go func() { _ = k.resources.Serve(listener) }()
 	k.t.Cleanup(k.resources.Stop)
@@ -121,9 +116,7 @@ func (k *kubelet) loseCheckpoint(b *fixture, admitted ...*corev1.Pod) *kubelet {
 	k.t.Helper()
 	healthy, all := k.devices()
 	k.stop()
-	if err := os.Remove(filepath.Join(k.dir, checkpointFile)); err != nil {
-		k.t.Fatal(err)
-	}
+	check.Must(k.t, os.Remove(filepath.Join(k.dir, checkpointFile)))
 	next := startKubelet(k.t, k.dir)
 	for _, pod := range admitted {
 		next.admitted[pod.Namespace+"/"+pod.Name] = pod

@@ -26,12 +26,8 @@ func (o *isolationOptions) writeStatus(t *testing.T, status isolation.MPSStatus)
 	t.Helper()
 	status.At = time.Now()
 	for _, uuid := range []string{"GPU-0", "GPU-1"} {
-		if err := os.MkdirAll(filepath.Join(string(o.mps), uuid), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := o.mps.WriteStatus(uuid, status); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(filepath.Join(string(o.mps), uuid), 0o755))
+		check.Must(t, o.mps.WriteStatus(uuid, status))
 	}
 }
 
@@ -218,9 +214,7 @@ func TestLimitByMPSWithoutDaemon(t *testing.T) {
 	// The supervisor has ended, and has set the compute mode back.
 	b.isolate(t, new("none"))
 	for _, uuid := range []string{"GPU-0", "GPU-1"} {
-		if err := b.isolation.mps.RemoveStatus(uuid); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, b.isolation.mps.RemoveStatus(uuid))
 	}
 	off := volta
 	off.compute.Mode = inventory.ComputeDefault

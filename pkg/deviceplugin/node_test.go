@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestInventory(t *testing.T) {
@@ -29,9 +30,7 @@ func TestInventory(t *testing.T) {
 	}
 	b.awaitHealthy(1)
 	inventory, err := protocol.ParseInventory(b.node().Annotations)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if diff := cmp.Diff(protocol.Inventory{Unit: gpu.GiB, Cards: cards, BootID: "this boot", Features: []string{"cards", "cores", "limits", "rdma"}}, inventory); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -51,9 +50,7 @@ func TestInventory(t *testing.T) {
 	await.True(t, "both again", reported)
 
 	// The Node object can also be deleted and created again.
-	if err := b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.client.CoreV1().Nodes().Delete(context.Background(), testNode, metav1.DeleteOptions{}))
 	if _, err := b.client.CoreV1().Nodes().Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -97,9 +94,7 @@ func TestNodeLabelsAndWholeCards(t *testing.T) {
 	node := b.node()
 	node.Labels = map[string]string{protocol.LabelDisableIsolation: "true"}
 	node.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu.shared": *newQuantity(2), "nvidia.com/mig-1g.10gb": *newQuantity(7)}
-	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""))
 	k, p := b.up(16)
 	b.awaitEvent("GPUCardSharedTwice the node offers nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb and aliyun.com/gpu-mem at once")
 	pod := newPod("a", main(4), assumed(0, 1))

@@ -41,9 +41,7 @@ func TestNoneCostsNothing(t *testing.T) {
 		t.Errorf("the mode makes %v allocations", fewest)
 	}
 	got, err := p.allocator.responses.respond(decision, 2, limited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	want := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{
 		"NVIDIA_VISIBLE_DEVICES": "GPU-1", "ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "2",
 		"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "16",

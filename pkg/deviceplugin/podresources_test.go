@@ -13,6 +13,7 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // answering is a PodResources service with an answer that the test sets.
@@ -32,17 +33,13 @@ func serveAnswers(t *testing.T, a *answering) *podResources {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "p.sock")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	server := grpc.NewServer()
 	podresourcesv1.RegisterPodResourcesListerServer(server, a)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	p, err := newPodResources(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(p.Close)
 	return p
 }

@@ -145,9 +145,7 @@ func TestTransformPod(t *testing.T) {
 		t.Errorf("the resize isn't read: %+v", live)
 	}
 	got, err := transformPod(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	live.Resized, live.ResizePending = false, false
 	want := &podInfo{
 		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "uid-a"}, pod: live, instances: map[string]string{"main": "containerd://1"},
@@ -158,9 +156,7 @@ func TestTransformPod(t *testing.T) {
 // TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
 func TestDeletedPods(t *testing.T) {
 	pods, err := newPodSource(fakeClient(clientfake.NewClientset()), testNode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	one := allocation.PodAllocations{"main": giveOne(0, 1)}
 	s := &snapshots{
 		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
@@ -174,9 +170,7 @@ func TestDeletedPods(t *testing.T) {
 			info, _ := transformPod(pod)
 			infos = append(infos, info)
 		}
-		if err := pods.informer.GetStore().Replace(infos, ""); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, pods.informer.GetStore().Replace(infos, ""))
 	}
 	live := func(objects ...*corev1.Pod) []allocation.Pod {
 		var out []allocation.Pod

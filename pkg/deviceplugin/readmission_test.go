@@ -56,9 +56,7 @@ func TestReadmission(t *testing.T) {
 			k = startKubelet(t, b.dir, k.entries...)
 			k.podResources(b.socket)
 			owners, err := p.checkpoint.Devices()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			await.True(t, "the devices of the pod, and no others of its card, to be healthy", func() bool {
 				k.mu.Lock()
 				defer k.mu.Unlock()

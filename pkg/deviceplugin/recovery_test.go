@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestLostCheckpoint: a kubelet that has lost its checkpoint shows no devices for containers that still run or have ended, as
@@ -82,9 +83,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 			t.Fatal(err)
 		}
 		assignment, err := protocol.ParseAssignment(pod.Annotations)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for n, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			b.entries = append(b.entries, newEntry(t, string(pod.UID), c.Name, assignment.Cards[0].Index, deviceID(assignment.Cards[0].Index, gpu.Memory(8*i+n))))
 		}
@@ -97,9 +96,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 		return p.resources.connection.GetState() == connectivity.Ready
 	})
 	release, err := p.allocator.lock(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer release()
 	p.allocator.snapshots.registered = time.Now().Add(-started)
 	return k, p, b

@@ -89,9 +89,7 @@ func TestCheckpointKeepsCDI(t *testing.T) {
 	b.create(p, pod)
 	k.mustAdmit(pod)
 	var kept pluginapi.ContainerAllocateResponse
-	if err := proto.Unmarshal(k.entries[0].AllocResp, &kept); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, proto.Unmarshal(k.entries[0].AllocResp, &kept))
 	if len(kept.CdiDevices) != 1 || kept.CdiDevices[0].Name != "nvidia.com/gpu="+kept.Envs["NVIDIA_VISIBLE_DEVICES"] {
 		t.Errorf("CDI devices %v beside %v", kept.CdiDevices, kept.Envs)
 	}
@@ -158,9 +156,7 @@ func TestErrorEnvAfterSelection(t *testing.T) {
 	cards[0].RDMAPorts = "mlx5_0:1"
 	p.SetCards(gpu.GiB, cards, []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, nil, "")
 	k.awaitDevices(30, 30)
-	if err := os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json"), 0o755))
 	pod := newPod("a", main(2), assumed(0, 1), fake.RDMA("preferred"), fake.Annotation(protocol.AnnotationLimit("main"), "8Gi"))
 	b.create(p, pod)
 	if got := cardOf(k.mustAdmit(pod)["main"]); got != "-1" {

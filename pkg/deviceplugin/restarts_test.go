@@ -102,9 +102,7 @@ func TestOldSockets(t *testing.T) {
 	dead, served := filepath.Join(b.dir, "gpushare-dead.sock"), filepath.Join(b.dir, "gpushare-served.sock")
 	for _, socket := range []string{dead, served} {
 		listener, err := net.Listen("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer listener.Close()
 		if socket == dead {
 			listener.(*net.UnixListener).SetUnlinkOnClose(false)
@@ -125,12 +123,8 @@ func TestDirectoryCreatedAgain(t *testing.T) {
 	b := newFixture(t)
 	k, _ := b.up(16)
 	k.stop()
-	if err := os.RemoveAll(b.dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(b.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(b.dir))
+	check.Must(t, os.Mkdir(b.dir, 0o700))
 	k = startKubelet(t, b.dir)
 	k.awaitDevices(16, 16)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // driverOf returns the DRA driver in the node's inventory; "none" if there is no inventory yet.
@@ -39,9 +40,7 @@ func TestDRADriver(t *testing.T) {
 		t.Errorf("the plugin lists the ResourceSlices of %q, want %q", got, want)
 	}
 	// The kubelet deletes a driver's ResourceSlices when the driver is removed.
-	if err := b.slices.Tracker().Delete(sliceResource, "", "cards"); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, b.slices.Tracker().Delete(sliceResource, "", "cards"))
 	await.True(t, "an inventory without the driver", func() bool { return b.driverOf() == "" })
 }
 
@@ -62,13 +61,9 @@ func TestDRADriverUnknown(t *testing.T) {
 			b.slices.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.answer })
 			node := b.node()
 			annotation, err := protocol.Inventory{Unit: 1 << 30, DRADriver: protocol.DRADriver}.Annotation()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			node.Annotations = map[string]string{protocol.AnnotationInventory: annotation}
-			if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""))
 			b.up(16)
 			await.True(t, "the driver "+test.want+" in the inventory of the card", func() bool {
 				inventory, err := protocol.ParseInventory(b.node().Annotations)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/units.md")
@@ -29,9 +30,7 @@ const (
 // TestUnitsPage computes the tables of docs/units.md from the code, so that the page matches the code.
 func TestUnitsPage(t *testing.T) {
 	page, err := os.ReadFile(unitsPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	before, rest, ok := strings.Cut(string(page), unitsStart)
 	tables, after, ended := strings.Cut(rest, unitsEnd)
 	if !ok || !ended {
@@ -39,9 +38,7 @@ func TestUnitsPage(t *testing.T) {
 	}
 	want := unitTables(t)
 	if *update {
-		if err := os.WriteFile(unitsPage, []byte(before+unitsStart+want+unitsEnd+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(unitsPage, []byte(before+unitsStart+want+unitsEnd+after), 0o644))
 		return
 	}
 	if diff := cmp.Diff(want, tables); diff != "" {
@@ -107,9 +104,7 @@ func statusSize(t *testing.T, units gpu.Memory) int64 {
 		})
 	}
 	data, err := json.Marshal(map[string]any{"allocatedResourcesStatus": []corev1.ResourceStatus{status}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return int64(len(data))
 }
 

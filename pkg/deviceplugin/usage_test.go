@@ -36,18 +36,12 @@ func TestUsage(t *testing.T) {
 	given, other := newPod("given", main(2), ran(true)), newPod("other", main(0), ran(true))
 	b := newFixture(t)
 	p, err := New(Options{Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir, UsageMetrics: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	p.SetCards(gpu.GiB, []gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 16}}, nil, nil, "")
 	for _, pod := range []any{given, other} {
 		info, err := transformPod(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.pods.informer.GetStore().Add(info); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
+		check.Must(t, p.pods.informer.GetStore().Add(info))
 	}
 	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, giveOne(0, 2))
 	p.Measure(stubUsage{})
@@ -55,14 +49,10 @@ func TestUsage(t *testing.T) {
 	server := httptest.NewServer(p.usageHandler())
 	defer server.Close()
 	response, err := http.Get(server.URL + "/usage")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer response.Body.Close()
 	var got protocol.Usage
-	if err := json.NewDecoder(response.Body).Decode(&got); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.NewDecoder(response.Body).Decode(&got))
 	want := []protocol.ContainerUsage{{Namespace: "default", Pod: "given", UID: "uid-given", Container: "main", Requested: 2 << 30}}
 	check.Equal(t, "containers", want, got.Containers)
 	check.Equal(t, "cards", []protocol.CardUsage{{UUID: "GPU-0", Used: 50, Free: new(uint64(1000)), Unresolved: 9, Incomplete: true}}, got.Cards)

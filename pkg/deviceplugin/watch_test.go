@@ -7,19 +7,17 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // A file descriptor shows what a mount shows: the deleted directory.
 func TestDeletedMount(t *testing.T) {
 	b := newFixture(t)
 	dir := filepath.Join(b.dir, "mounted")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(dir, 0o700))
 	mount, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer mount.Close()
 	path := fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 	if deleted(path) {
@@ -29,15 +27,9 @@ func TestDeletedMount(t *testing.T) {
 		Client: fakeClient(b.client), Events: b.events, NodeName: testNode, Directory: b.dir,
 		PodResourcesSocket: filepath.Join(path, "kubelet.sock"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
+	check.Must(t, os.Remove(dir))
+	check.Must(t, os.Mkdir(dir, 0o700))
 	if err := p.Run(context.Background()); !errors.Is(err, errMountDeleted) {
 		t.Errorf("got %v, want %v", err, errMountDeleted)
 	}

@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Bad input is answered with a clear error and doesn't reach the Scheduler.
@@ -71,9 +73,7 @@ func TestLargeBodyOverTheWire(t *testing.T) {
 	defer server.Close()
 	body := strings.NewReader(`{"PodName":"` + strings.Repeat("x", maxBody) + `"}`)
 	response, err := http.Post(server.URL+Prefix+"/bind", "application/json", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer response.Body.Close()
 	var got bindResult
 	if err := json.NewDecoder(response.Body).Decode(&got); err != nil || !strings.Contains(got.Error, "over 16777216 bytes") {

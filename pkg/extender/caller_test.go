@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // A web page can make the browser send a request to any address that the browser reaches: with an Origin header, or with a
@@ -55,19 +57,13 @@ func TestClientNames(t *testing.T) {
 	send := func(client *http.Client, method, path, body string) (int, string) {
 		t.Helper()
 		r, err := http.NewRequest(method, "https://"+s.address+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		r.Header.Set("Content-Type", "application/json")
 		response, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer response.Body.Close()
 		answer, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return response.StatusCode, string(answer)
 	}
 
@@ -138,9 +134,7 @@ func TestIdleConnections(t *testing.T) {
 	for i := range 3 * healthLimits.Total {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i%100))}}
 		conn, err := dialer.Dial("tcp", s.address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, rawLivez) // It fails if a later connection has already displaced this one.
 	}
@@ -162,9 +156,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 	s := serve(t, server)
 	connect := func(name string) *tls.Conn {
 		conn, err := tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -181,9 +173,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 	}
 	scheduler, tenant := connect("kube-scheduler"), connect("tenant.example")
 	for _, conn := range []*tls.Conn{scheduler, tenant} {
-		if err := livez(conn); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, livez(conn))
 	}
 	for range server.strangers.PerSource {
 		s.dial(t, "")

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/scheduling"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -189,9 +190,7 @@ func post(h http.Handler, verb, body string) *httptest.ResponseRecorder {
 func text(t testing.TB, value any) string {
 	t.Helper()
 	data, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return string(data)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // serving is a Server that answers on a loopback port.
@@ -31,9 +32,7 @@ func serve(t *testing.T, s *Server) serving {
 func serveWith(ctx context.Context, t *testing.T, serve func(context.Context, net.Listener) error) serving {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	ctx, cancel := context.WithCancel(ctx)
 	out := serving{address: listener.Addr().String(), stop: cancel, ended: make(chan error, 1)}
 	go func() { out.ended <- serve(ctx, listener) }()
@@ -52,9 +51,7 @@ func (s serving) wantEnd(t *testing.T) {
 func (s serving) dial(t *testing.T, text string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
@@ -88,14 +85,10 @@ func fetch(t *testing.T, client *http.Client, url string) string {
 func statusFor(t *testing.T, client *http.Client, url, host string) int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	request.Host = host
 	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	response.Body.Close()
 	return response.StatusCode
 }
@@ -135,9 +128,7 @@ func TestStopIncompleteRequests(t *testing.T) {
 	s.stop()
 	s.wantEnd(t)
 	for name, conn := range map[string]net.Conn{"silent": silent, "half": half} {
-		if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
 		if _, err := io.ReadAll(conn); isTimeout(err) {
 			t.Errorf("the %s connection is still open", name)
 		}
@@ -181,9 +172,7 @@ func TestStopWaitsForBinds(t *testing.T) {
 
 func TestServeBrokenListener(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	listener.Close()
 	if err := newServer(&fakeScheduler{}).Serve(t.Context(), listener); err == nil || !strings.Contains(err.Error(), "serving on 127.0.0.1:") {
 		t.Errorf("Serve: %v", err)
@@ -229,14 +218,10 @@ func TestLongHeaders(t *testing.T) {
 	for name, s := range map[string]serving{"main": serve(t, server), "health": serveWith(t.Context(), t, server.ServeHealth)} {
 		for length, want := range map[int]int{maxHeader / 2: 200, 2 * maxHeader: http.StatusRequestHeaderFieldsTooLarge} {
 			r, err := http.NewRequest(http.MethodGet, "http://"+s.address+"/livez", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			r.Header.Set("Authorization", "Bearer "+strings.Repeat("x", length))
 			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			response.Body.Close()
 			if response.StatusCode != want {
 				t.Errorf("%s address, a header of %d bytes: %d, want %d", name, length, response.StatusCode, want)

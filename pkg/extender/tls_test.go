@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // authority is a CA.
@@ -42,22 +43,16 @@ func newAuthority(t *testing.T) *authority {
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return key
 }
 
 func (a *authority) sign(template, parent *x509.Certificate, key *ecdsa.PublicKey) *x509.Certificate {
 	a.t.Helper()
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	check.Must(a.t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	check.Must(a.t, err)
 	return cert
 }
 
@@ -71,9 +66,7 @@ func (a *authority) issue(name string, serial int64) (certFile, keyFile string) 
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, a.cert, &key.PublicKey)
 	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	check.Must(a.t, err)
 	return a.write(name+".crt", "CERTIFICATE", cert.Raw), a.write(name+".key", "EC PRIVATE KEY", der)
 }
 
@@ -92,12 +85,8 @@ var written = time.Unix(1_000_000_000, 0)
 
 func writeFile(t *testing.T, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chtimes(path, written, written); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, data, 0o600))
+	check.Must(t, os.Chtimes(path, written, written))
 }
 
 // client returns a client that trusts the CA, and presents a certificate if one is given. It keeps no connection open.
@@ -107,9 +96,7 @@ func (a *authority) client(certFile, keyFile string) *http.Client {
 	config.RootCAs.AddCert(a.cert)
 	if certFile != "" {
 		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
-		if err != nil {
-			a.t.Fatal(err)
-		}
+		check.Must(a.t, err)
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
@@ -121,9 +108,7 @@ func (a *authority) serverTLS(clientCA string, expires func(time.Time)) *tls.Con
 	a.t.Helper()
 	cert, key := a.issue("server", 2)
 	config, err := ServerTLS(cert, key, clientCA, expires)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	check.Must(a.t, err)
 	return config
 }
 
@@ -184,9 +169,7 @@ func TestCertificateReload(t *testing.T) {
 	client := ca.client("", "")
 	serial := func() int64 {
 		response, err := client.Get("https://" + s.address + "/livez")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		response.Body.Close()
 		return response.TLS.PeerCertificates[0].SerialNumber.Int64()
 	}
@@ -249,9 +232,7 @@ func TestUnusableChange(t *testing.T) {
 	clientCA := ca.caFile()
 	files := &tlsFiles{cert: cert, key: key, clientCA: clientCA, expires: ignoreExpiry}
 	first, err := files.config(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for name, spoil := range map[string]func(){
 		"half written": func() { writeFile(t, cert, []byte("half of")) },
 		"a broken CA":  func() { writeFile(t, clientCA, []byte("half of")) },

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestReplace(t *testing.T) {
@@ -12,9 +14,7 @@ func TestReplace(t *testing.T) {
 	path := filepath.Join(dir, "f.json")
 	var before os.FileInfo
 	for _, content := range []string{"a", "b"} {
-		if err := Replace(path, []byte(content)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, Replace(path, []byte(content)))
 		got, _ := os.ReadFile(path)
 		info, err := os.Stat(path)
 		if string(got) != content || err != nil || info.Mode() != 0o644 {
@@ -25,9 +25,7 @@ func TestReplace(t *testing.T) {
 		}
 		before = info
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(path))
 	if err := os.Mkdir(path, 0o755); err != nil { // A file can't replace a directory.
 		t.Fatal(err)
 	}
@@ -41,19 +39,13 @@ func TestRemoveLeftovers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f.json")
 	old, fresh := path+newSuffix+"1", path+newSuffix+"2"
 	for _, name := range []string{path, old, fresh} {
-		if err := os.WriteFile(name, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(name, nil, 0o600))
 	}
 	past := time.Now().Add(-time.Hour)
 	for _, name := range []string{path, old} {
-		if err := os.Chtimes(name, past, past); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.Chtimes(name, past, past))
 	}
-	if err := RemoveLeftovers(path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, RemoveLeftovers(path))
 	for name, want := range map[string]bool{path: true, old: false, fresh: true} { // Another writer may be writing the fresh one.
 		if _, err := os.Stat(name); (err == nil) != want {
 			t.Errorf("%s exists: %t, want %t", name, err == nil, want)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -56,9 +57,7 @@ func withInventory(t *testing.T, name, ip string, inventory protocol.Inventory) 
 	}
 	n := legacyNode(name, ip, memory...)
 	text, err := inventory.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	n.Annotations[protocol.AnnotationInventory] = text
 	return n
 }

@@ -15,23 +15,20 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestExample compares the example of JSON in docs/inspect.md with the output for the cluster that it shows. There "…" stands for any text.
 func TestExample(t *testing.T) {
 	page, err := os.ReadFile("../../docs/inspect.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	_, section, _ := strings.Cut(string(page), "\n## The structure behind `-o json`\n")
 	begin, end := strings.Index(section, "    {\n"), strings.Index(section, "\n    }\n")
 	if begin < 0 || end < begin {
 		t.Fatal("docs/inspect.md has no example")
 	}
 	var want, got any
-	if err := json.Unmarshal([]byte(section[begin:end+len("\n    }\n")]), &want); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.Unmarshal([]byte(section[begin:end+len("\n    }\n")]), &want))
 	twoCards := newPod("p", 18).bound("n1").with(func(p *corev1.Pod) {
 		p.Labels = map[string]string{protocol.LabelCount: "2"}
 		p.Annotations = protocol.Assignment{
@@ -46,12 +43,8 @@ func TestExample(t *testing.T) {
 		inventoryNode(t, "n1", "10.0.0.7", gpu.GiB, t4(0, 15), t4(1, 15)), plainNode("n2", "10.0.0.8").labelled(protocol.LabelShared, "true"),
 	}, twoCards, pending, misspelt)
 	var text bytes.Buffer
-	if err := writeStructured(&text, "json", Build(o)); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, writeStructured(&text, "json", Build(o)))
+	check.Must(t, json.Unmarshal(text.Bytes(), &got))
 	if diff := cmp.Diff(want, shortened(got, want)); diff != "" {
 		t.Errorf("docs/inspect.md and the output (-page +output):\n%s\nThe output is %s", diff, text.String())
 	}

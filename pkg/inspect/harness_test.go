@@ -14,6 +14,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // output collects what a command writes. It can be read while the command runs.
@@ -86,8 +87,6 @@ func writeKubeconfig(t *testing.T, server string) string {
 		`"clusters":[{"name":"test","cluster":{"server":"` + server + `"}}],` +
 		`"users":[{"name":"test","user":{}}],` +
 		`"contexts":[{"name":"test","context":{"cluster":"test","user":"test","namespace":"of-the-context"}}]}`
-	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(kubeconfig, []byte(config), 0o600))
 	return kubeconfig
 }

@@ -35,9 +35,7 @@ func TestIsolation(t *testing.T) {
 		},
 	} {
 		text, err := protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{t4(0, 15)}, Isolation: mode}.Annotation()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		object := inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node
 		object.Annotations[protocol.AnnotationInventory] = text
 		report := Build(Objects{Nodes: []*corev1.Node{object}, Pods: pods, Now: time.Now()})
@@ -75,9 +73,7 @@ func TestLongAnnotations(t *testing.T) {
 // TestOveruse: a pod that uses more than it requests is marked.
 func TestOveruse(t *testing.T) {
 	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt.Add(time.Minute)}.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	greedy, broken := newPod("greedy", 1).on("n", 0), newPod("broken", 1).on("n", 0)
 	greedy.Annotations[protocol.AnnotationOveruse], broken.Annotations[protocol.AnnotationOveruse] = text, "?"
 	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{greedy.Pod, broken.Pod}})

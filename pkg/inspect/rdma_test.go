@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestAdapters: JSON has the adapters, sorted by name, and the details of a node the ports near each card.
@@ -11,9 +13,7 @@ func TestAdapters(t *testing.T) {
 	report := Build(withAdapters(t))
 	var details, structured bytes.Buffer
 	writeDetails(&details, report, format{wide: true})
-	if err := writeStructured(&structured, "json", report); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, writeStructured(&structured, "json", report))
 	for _, line := range []string{
 		"GPU   UUID   MODEL     NUMA  ALLOCATED/TOTAL  RDMA      HEALTH\n",
 		"GPU0  GPU-0  Tesla T4  -     0/16             mlx5_1:1  healthy\n",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -141,9 +142,7 @@ func severalCards(t *testing.T) Objects {
 		text, err := protocol.Inventory{
 			Unit: gpu.GiB, Cards: cards, Features: []string{protocol.FeatureCards, protocol.FeatureCores},
 		}.Annotation()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		n.Annotations[protocol.AnnotationInventory] = text
 	})
 	return objects([]nodeBuilder{node, legacyNode("node-b", "10.0.0.2", 16)},

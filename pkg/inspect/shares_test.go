@@ -78,9 +78,7 @@ bob     1       4           22     22         0        0             -
 			api.put(pod)
 		}
 		out, errOut, err := execute(t, api, append(test.args, "--shares")...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, pod := range test.extenders {
 			api.remove(pod)
 		}

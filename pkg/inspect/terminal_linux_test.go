@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // openTerminal returns both ends of a new pseudo-terminal: the user's and the program's.
@@ -21,9 +23,7 @@ func openTerminal(t *testing.T) (user, program *os.File) {
 	user = os.NewFile(uintptr(fd), "/dev/ptmx")
 	t.Cleanup(func() { user.Close() })
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err := errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)))
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("SKIPPED: this machine gives no pseudo-terminal: %v", err)
@@ -55,9 +55,7 @@ func TestWatchOnTerminal(t *testing.T) {
 			t.Setenv("NO_COLOR", "1")
 			t.Setenv("TERM", term)
 			user, program := openTerminal(t)
-			if err := unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 120, Row: 24}); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 120, Row: 24}))
 			screen := screenOf(user)
 			api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}))
 			ctx, interrupt := context.WithCancel(t.Context())

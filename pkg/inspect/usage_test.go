@@ -129,9 +129,7 @@ func TestUsageSource(t *testing.T) {
 		t.Helper()
 		source.scope = scope
 		report, err := source.Read(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		out := map[string][]string{}
 		for _, node := range report.Nodes {
 			out[node.Node] = node.Problems

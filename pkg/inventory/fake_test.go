@@ -32,23 +32,17 @@ func onMachine(t *testing.T, cards []fakenvml.Card, test func(t *testing.T, libr
 		setCards(t, machine, cards...)
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	child := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
 	child.Env = append(append(os.Environ(), machine.Env()...), childEnv+"="+dir)
 	out, err := child.CombinedOutput()
 	t.Logf("its own process said:\n%s", out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func setCards(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	t.Helper()
-	if err := machine.SetCards(cards...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, machine.SetCards(cards...))
 }
 
 var expect = check.Equal

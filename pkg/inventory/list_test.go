@@ -34,9 +34,7 @@ func TestList(t *testing.T) {
 		list := func(what string, unit gpu.Unit, want State) {
 			t.Helper()
 			got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			expect(t, what, want, got)
 		}
 		list("in MiB", gpu.MiB, State{Unit: gpu.MiB, Cards: []gpu.Card{
@@ -64,9 +62,7 @@ func TestListOldDriver(t *testing.T) {
 	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
 	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
 		got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		expect(t, "state", State{Unit: gpu.MiB, Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
 	}, fakenvml.Old)
 }
@@ -105,9 +101,7 @@ func TestListWithBadDriver(t *testing.T) {
 		if err := list(); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) {
 			t.Errorf("without a driver: %v, want %v", err, nvml.ERROR_DRIVER_NOT_LOADED)
 		}
-		if err := os.WriteFile(machine.CardsFile, []byte("nonsense\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(machine.CardsFile, []byte("nonsense\n"), 0o644))
 		if err := list(); !errors.Is(err, nvml.ERROR_UNKNOWN) {
 			t.Errorf("with a broken driver: %v, want %v", err, nvml.ERROR_UNKNOWN)
 		}

@@ -158,9 +158,7 @@ func (m *monitored) stop() {
 
 func xids(t *testing.T, machine fakenvml.Machine, card string, xids ...int) {
 	t.Helper()
-	if err := machine.Xid(card, xids...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, machine.Xid(card, xids...))
 }
 
 func TestMonitorXids(t *testing.T) {
@@ -260,9 +258,7 @@ func TestMonitorWithoutDriver(t *testing.T) {
 		m.next("cards", twoStates("", "", ""))
 		xids(t, machine, "0", 48)
 		m.next("and they are watched", twoStates("Xid 48", "", ""))
-		if err := os.Remove(machine.CardsFile); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(machine.CardsFile))
 		m.clock.step(probe)
 		const gone = "counting the cards: Driver Not Loaded"
 		m.next("the driver is unloaded", twoStates("Xid 48", gone, gone))
@@ -411,9 +407,7 @@ func TestMonitorMismatch(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		m := monitor(t, library)
 		m.next("unloaded", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver Not Loaded"})
-		if err := machine.Mismatch(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, machine.Mismatch())
 		m.clock.step(retry)
 		m.next("loaded again", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
 		m.round()
@@ -431,9 +425,7 @@ func TestMonitorWithoutAccess(t *testing.T) {
 		m.next("first", twoStates("", "", ""))
 		lose := func() {
 			t.Helper()
-			if err := machine.Break(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, machine.Break())
 			m.clock.step(probe)
 			const counting, opening = "counting the cards: Unknown Error", "initializing the NVIDIA driver library: Unknown Error"
 			m.next("lost", twoStates(counting, counting, counting))

@@ -25,9 +25,7 @@ func visit(t *testing.T, library string, cards int, f func(*Session)) {
 			stop()
 		}
 	}})
-	if err := monitor.Run(ctx, func(State) {}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, monitor.Run(ctx, func(State) {}))
 	if !visited {
 		t.Fatalf("no visit with %d cards", cards)
 	}

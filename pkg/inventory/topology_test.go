@@ -52,9 +52,7 @@ func TestConnections(t *testing.T) {
 			t.Helper()
 			setCards(t, fake, machine(states...)...)
 			state, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, card := range state.Cards {
 				nvlink, pcieSwitch = append(nvlink, card.NVLink), append(pcieSwitch, card.PCIeSwitch)
 			}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // toolkitSpec is what nvidia-ctk cdi generate writes, reduced to what matters here.
@@ -60,9 +62,7 @@ func newMachine(t *testing.T) *machine {
 
 func (m *machine) write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func TestDriverReady(t *testing.T) {
@@ -108,9 +108,7 @@ func TestDriverReady(t *testing.T) {
 func TestCardsByCDI(t *testing.T) {
 	status := MPSStatus{State: MPSReady, At: time.Now()}
 	daemons := MPSDirectory(t.TempDir())
-	if err := errors.Join(os.Mkdir(filepath.Join(string(daemons), "GPU-a"), 0o755), daemons.WriteStatus("GPU-a", status)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(os.Mkdir(filepath.Join(string(daemons), "GPU-a"), 0o755), daemons.WriteStatus("GPU-a", status)))
 	for byCDI, want := range map[bool][]string{
 		false: {"", "", ""},
 		true:  {"", "so the container runtime uses neither", "has the device nvidia.com/gpu=GPU-a"},
@@ -150,13 +148,9 @@ func TestDriverReadyAgain(t *testing.T) {
 	ready(false, "a later directory has a device without the hook")
 	m.write(t, broken, `{"kind": "nvidia.com/gpu", "dev`)
 	ready(true, "the later file can't be read, so a runtime ignores it")
-	if err := os.Remove(filepath.Join(m.etc, "nvidia.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(filepath.Join(m.etc, "nvidia.yaml")))
 	link := filepath.Join(m.etc, "link.yaml")
-	if err := os.Symlink("/usr/share/nvidia.yaml", link); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink("/usr/share/nvidia.yaml", link))
 	if err := m.backend.Ready(m.node, m.card); err == nil || !strings.Contains(err.Error(), broken) || !strings.Contains(err.Error(), link) {
 		t.Errorf("the reason doesn't name the files that can't be read: %v", err)
 	}
@@ -176,13 +170,9 @@ func TestSpecFilesForgetRemoved(t *testing.T) {
 		m.write(t, filepath.Join(m.run, name), toolkitSpec)
 	}
 	read(2)
-	if err := os.Remove(filepath.Join(m.run, "claim-1.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(filepath.Join(m.run, "claim-1.yaml")))
 	read(1)
-	if err := os.RemoveAll(m.run); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(m.run))
 	read(0)
 }
 

@@ -23,13 +23,9 @@ func specOf(t *testing.T, dir string) map[string][]string {
 		t.Fatalf("%v, %v", entries, err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, entries[0].Name()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var spec cdi.Spec
-	if err := json.Unmarshal(data, &spec); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.Unmarshal(data, &spec))
 	if spec.Kind != limitKind || filepath.Ext(entries[0].Name()) != ".json" {
 		t.Errorf("%s of %s", entries[0].Name(), spec.Kind)
 	}
@@ -54,9 +50,7 @@ func TestLimitSpec(t *testing.T) {
 	path := filepath.Join(dir, limitFile)
 	add := func(s *limitSpec, limits ...uint64) {
 		t.Helper()
-		if err := s.Add(limits...); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, s.Add(limits...))
 	}
 	want := func(what string, devices map[string][]string) {
 		t.Helper()
@@ -79,14 +73,10 @@ func TestLimitSpec(t *testing.T) {
 	second := &limitSpec{dir: dir}
 	add(second, 2*mebibyte)
 	want("after a restart the file has what it had", map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB})
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(path))
 	add(second, 2*mebibyte)
 	want("a removed file is written again", map[string][]string{"2Mi": twoMiB})
-	if err := os.WriteFile(path, []byte(`{"devices": [`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(path, []byte(`{"devices": [`), 0o600))
 	add(&limitSpec{dir: dir}, 2*mebibyte)
 	want("a broken file is replaced", map[string][]string{"2Mi": twoMiB})
 
@@ -105,16 +95,10 @@ func TestLimitSpecSet(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, limitFile)
 	leftover := path + ".new-1"
-	if err := os.WriteFile(leftover, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chtimes(leftover, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(leftover, nil, 0o600))
+	check.Must(t, os.Chtimes(leftover, time.Time{}, time.Now().Add(-time.Hour)))
 	spec := &limitSpec{dir: dir}
-	if err := spec.Set(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, spec.Set())
 	if exists(leftover) {
 		t.Error("the file of a killed writer is left")
 	}
@@ -128,9 +112,7 @@ func TestLimitSpecSet(t *testing.T) {
 		{"the file was removed", func() error { return os.Remove(path) }, []uint64{1 << 30, 2 * mebibyte}, map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB}},
 		{"one limit less", func() error { return nil }, []uint64{2 * mebibyte}, map[string][]string{"2Mi": twoMiB}},
 	} {
-		if err := errors.Join(test.before(), spec.Set(test.limits...)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(test.before(), spec.Set(test.limits...)))
 		check.Equal(t, test.name, test.want, specOf(t, dir))
 	}
 	if err := spec.Set(); err != nil || exists(path) {
@@ -142,9 +124,7 @@ func TestLimitSpecSet(t *testing.T) {
 func TestLimitSpecConcurrent(t *testing.T) {
 	dir := t.TempDir()
 	spec := &limitSpec{dir: dir}
-	if err := spec.Add(mebibyte); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, spec.Add(mebibyte))
 	var writers sync.WaitGroup
 	for i := range 8 {
 		writers.Go(func() {

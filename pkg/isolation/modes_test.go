@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestUsable: no container starts on a card that a supervisor of MPS has left in a compute mode in which containers can't share it.
@@ -53,9 +55,7 @@ func TestModeOf(t *testing.T) {
 		backends := NewBackends(Options{SpecDirs: []string{t.TempDir()}, CardsByCDI: byCDI, MPS: "/run/mps"})
 		for mode, want := range map[Mode]answer{None: {}, Driver: {Driver, 2 << 30}, MPS: {MPS, 0}} {
 			edits, err := backends.Of(mode).Apply([]Share{{Card: Card{UUID: "GPU-a", Device: "GPU-a"}, Limit: 2 << 30}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			edits.Devices = append([]string{CardKind + "=GPU-a"}, edits.Devices...)
 			if mode, limit := backends.ModeOf(edits); (answer{mode, limit}) != want {
 				t.Errorf("mode %s, cards by CDI %t: got %s and %d, want %+v", mode, byCDI, mode, limit, want)

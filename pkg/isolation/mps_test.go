@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestMPSReady(t *testing.T) {
@@ -36,9 +38,7 @@ func TestMPSReady(t *testing.T) {
 				test.card.Compute = Compute{8, 0, exclusive}
 			}
 			if test.status != nil {
-				if err := errors.Join(os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755), dir.WriteStatus("GPU-a", *test.status)); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, errors.Join(os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755), dir.WriteStatus("GPU-a", *test.status)))
 			}
 			err := NewBackends(Options{MPS: dir}).Of(MPS).Ready(Node{}, test.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
@@ -51,9 +51,7 @@ func TestMPSReady(t *testing.T) {
 // A status counts as long as the supervisor renews it, whatever the clock does meanwhile.
 func TestMPSStatusRenewed(t *testing.T) {
 	dir := MPSDirectory(t.TempDir())
-	if err := os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755))
 	daemons := newMPSDaemons(dir)
 	at := time.Now()
 	for _, test := range []struct {
@@ -70,9 +68,7 @@ func TestMPSStatusRenewed(t *testing.T) {
 		{"and then the supervisor was killed", 0, time.Minute, false},
 	} {
 		at = at.Add(test.step)
-		if err := dir.WriteStatus("GPU-a", MPSStatus{State: MPSReady, At: at, Servers: []int{7}}); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, dir.WriteStatus("GPU-a", MPSStatus{State: MPSReady, At: at, Servers: []int{7}}))
 		if test.seen > 0 {
 			daemons.seen["GPU-a"] = renewal{daemons.seen["GPU-a"].written, time.Now().Add(-test.seen)}
 		}
@@ -97,13 +93,9 @@ func TestMPSCheckInForce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := MPSDirectory(t.TempDir())
-			if err := os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755))
 			if test.status != nil {
-				if err := dir.WriteStatus("GPU-a", *test.status); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, dir.WriteStatus("GPU-a", *test.status))
 			}
 			test.card.UUID = "GPU-a"
 			if err := NewBackends(Options{MPS: dir}).Of(MPS).CheckInForce(test.card); (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {

@@ -89,9 +89,7 @@ func quick(client kubernetes.Interface, clock clock.Clock) Options {
 func lease(t *testing.T, client kubernetes.Interface) *resourcelock.LeaderElectionRecord {
 	t.Helper()
 	l, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(context.Background(), LeaseName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return resourcelock.LeaseSpecToLeaderElectionRecord(&l.Spec)
 }
 
@@ -228,16 +226,10 @@ func TestFrozenLeader(t *testing.T) {
 		Client: fake.NewClientset(), Identity: "us", Namespace: metav1.NamespaceSystem, Clock: fakeClock, Observer: make(changes, 10),
 		LeaseDuration: DefaultLeaseDuration, RenewDeadline: DefaultRenewDeadline, RetryPeriod: DefaultRetryPeriod, BindDeadline: time.Second,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.lock.Create(t.Context(), *by("us", 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, r.lock.Create(t.Context(), *by("us", 0)))
 	r.term.finished(1)
-	if err := r.Answer(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Answer())
 	fakeClock.Step(DefaultRenewDeadline)
 	if err := r.Answer(); !errors.Is(err, ErrLapsed) {
 		t.Errorf("Answer: %v", err)
@@ -277,9 +269,7 @@ func TestInvalidOptions(t *testing.T) {
 
 func TestNewIdentity(t *testing.T) {
 	a, err := NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if b, err := NewIdentity(); err != nil || a == b {
 		t.Errorf("twice %q, %v", a, err)
 	}

@@ -74,9 +74,7 @@ func newFakeLock() (*lock, *fakeLease) {
 func TestRenewalStart(t *testing.T) {
 	l, fake := newFakeLock()
 	fake.took = 8 * time.Second
-	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Create(t.Context(), *by("us", 0)))
 	l.term.finished(1)
 	if got := l.term.status(at(9.9)).phase; got != leading {
 		t.Errorf("9.9 s after the start: %v", got)
@@ -89,9 +87,7 @@ func TestRenewalStart(t *testing.T) {
 func TestRenewalFailed(t *testing.T) {
 	l, fake := newFakeLock()
 	fake.errs = []error{nil, errors.New("the answer was lost")}
-	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Create(t.Context(), *by("us", 0)))
 	fake.clock.Step(9 * time.Second)
 	if err := l.Update(t.Context(), *by("us", 9)); err == nil {
 		t.Fatal("no error")
@@ -103,9 +99,7 @@ func TestRenewalFailed(t *testing.T) {
 
 func TestLeaseReads(t *testing.T) {
 	l, fake := newFakeLock()
-	if err := l.Create(t.Context(), *by("us", 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Create(t.Context(), *by("us", 0)))
 	fake.record = by("them", 1)
 	if _, _, err := l.Get(t.Context()); err != nil {
 		t.Fatal(err)
@@ -114,9 +108,7 @@ func TestLeaseReads(t *testing.T) {
 		t.Errorf("after another holder was seen: %v", got)
 	}
 
-	if err := l.Update(t.Context(), *by("us", 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Update(t.Context(), *by("us", 2)))
 	fake.record = nil
 	if _, _, err := l.Get(t.Context()); !apierrors.IsNotFound(err) {
 		t.Fatal(err)

@@ -70,9 +70,7 @@ func TestInvalidEndpoint(t *testing.T) {
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
 			e := endpoint("10.0.0.7")
-			if err := e.validate(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.validate())
 			spoil(&e)
 			if err := e.validate(); err == nil {
 				t.Errorf("%+v: no error", e)
@@ -139,9 +137,7 @@ func TestPublish(t *testing.T) {
 				t.Errorf("calls %q, want %q", got, test.want)
 			}
 			live, err := client.DiscoveryV1().EndpointSlices("kube-system").Get(t.Context(), "gpushare-extender", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			check.Equal(t, "published", merge(live, want), live)
 		})
 	}

@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestHandler(t *testing.T) {
@@ -37,9 +39,7 @@ func TestHandler(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			address, err := net.ResolveTCPAddr("tcp", test.address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			request, answer := httptest.NewRequest(http.MethodGet, "/", nil), httptest.NewRecorder()
 			request.Host = test.host
 			Handler(address, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(answer, request)

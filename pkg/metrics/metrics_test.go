@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestMetricsLint checks all metrics with the linter of Prometheus.
@@ -33,9 +34,7 @@ func TestMetricsLint(t *testing.T) {
 	NewGangs(registry).Count(func() map[string]int { return map[string]int{"broken": 1} })
 
 	problems, err := testutil.GatherAndLint(cards.Beside(registry))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}

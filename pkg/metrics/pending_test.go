@@ -74,9 +74,7 @@ func TestPendingMistakes(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	NewPending(registry, func() error { return nil }, 0, func() PendingPods { return PendingPods{Pods: causes, RequestProblems: requestProblems} })
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	got := map[reasons.Reason]int{}
 	for _, family := range families {
 		if strings.HasPrefix(family.GetName(), "gpushare_extender_longest_wait") {

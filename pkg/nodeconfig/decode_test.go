@@ -31,9 +31,7 @@ func xids(t *testing.T, list string) *inventory.XidSet {
 func memory(t *testing.T, text string) *inventory.CardMemory {
 	t.Helper()
 	m, err := inventory.ParseCardMemory(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return &m
 }
 
@@ -74,9 +72,7 @@ healthChecks:
 				text = "---\n" + header + rest
 			}
 			got, err := Decode([]byte(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			check.Equal(t, "the result", test.want, got, exported)
 		})
 	}
@@ -165,9 +161,7 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		inJSON, err := yaml.YAMLToJSON([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		again, err := Decode(inJSON)
 		if diff := cmp.Diff(c, again, exported); err != nil || diff != "" {
 			t.Errorf("the same in JSON: %v\n%s", err, diff)

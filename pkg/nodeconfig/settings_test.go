@@ -53,9 +53,7 @@ func TestPrecedence(t *testing.T) {
 func TestAfter(t *testing.T) {
 	parse := func(text string) Settings {
 		c, err := Decode([]byte(header + text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		return c.Settings()
 	}
 	for name, test := range map[string]struct {

@@ -7,26 +7,19 @@ import (
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestSourceRead(t *testing.T) {
 	dir := t.TempDir()
 	// As the kubelet mounts a ConfigMap (k8s.io/kubernetes pkg/volume/util/atomic_writer.go).
 	versions := filepath.Join(dir, "..2026")
-	if err := os.Mkdir(versions, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(versions, 0o755))
 	for name, text := range map[string]string{"mib": header + "memoryUnit: MiB", "big": header + "memoryUnit: 4GiB", "broken": header + "unit: MiB"} {
-		if err := os.WriteFile(filepath.Join(versions, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(versions, name), []byte(text), 0o644))
+		check.Must(t, os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)))
 	}
-	if err := os.Symlink("..2026", filepath.Join(dir, "..data")); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Symlink("..2026", filepath.Join(dir, "..data")))
 	file := filepath.Join(dir, "big")
 	for name, test := range map[string]struct {
 		path, byDefault, label string

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 var (
@@ -285,9 +286,7 @@ func FuzzPodPlacement(f *testing.F) {
 			return // An empty allocation names no card.
 		}
 		text, err := json.Marshal(map[string]map[string]gpu.Memory{"0": shares})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		pod.Annotations = map[string]string{AnnotationAllocation: string(text)}
 		again, err := PodPlacement(pod)
 		if err != nil {

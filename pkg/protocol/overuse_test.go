@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // The largest report that a device plugin can write is read. Any pod can have the annotation, so a longer one isn't parsed.
@@ -15,13 +16,9 @@ func TestParseOveruse(t *testing.T) {
 		want.Cards[maxCard-card] = CardOveruse{Used: math.MaxInt64, Requested: math.MaxInt64 - 1}
 	}
 	text, err := want.Annotation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	got, err := ParseOveruse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	expect(t, "the largest report", &want, got)
 	if _, err := ParseOveruse(text + strings.Repeat(" ", MaxSize)); err == nil {
 		t.Error("a report of any length is parsed")

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestCgroupTree(t *testing.T) {
@@ -14,18 +16,14 @@ func TestCgroupTree(t *testing.T) {
 	folder := func(path string) string {
 		t.Helper()
 		path = filepath.Join(root, path)
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.MkdirAll(path, 0o755))
 		return path
 	}
 	tree := cgroupTree{root: root}
 	if tree.Available() {
 		t.Error("a folder without cgroup.controllers is no hierarchy")
 	}
-	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
 	if !tree.Available() {
 		t.Error("the hierarchy isn't available")
 	}
@@ -35,9 +33,7 @@ func TestCgroupTree(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{idA: a, strings.Repeat("c", 64): c}, tree.Find([]string{idA, idB, strings.Repeat("c", 64), ""})); diff != "" {
 		t.Error(diff)
 	}
-	if err := os.RemoveAll(a); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.RemoveAll(a))
 	moved := folder("other/" + idA)
 	if diff := cmp.Diff(map[string]string{idA: moved}, tree.Find([]string{idA})); diff != "" {
 		t.Error("a cgroup that was made again elsewhere:", diff)

@@ -52,9 +52,7 @@ func hierarchies(t *testing.T) (v2, v1 string) {
 // cgroup makes a cgroup that ends with the test.
 func cgroup(t *testing.T, path string) string {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.MkdirAll(path, 0o755))
 	t.Cleanup(func() { _ = os.Remove(path) })
 	return path
 }
@@ -63,18 +61,14 @@ func cgroup(t *testing.T, path string) string {
 func sleeper(t *testing.T, cgroup string) (pid int, end func()) {
 	t.Helper()
 	command := exec.Command("sleep", "1000")
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, command.Start())
 	end = func() {
 		_ = command.Process.Kill()
 		_ = command.Wait()
 	}
 	t.Cleanup(end)
 	if cgroup != "" {
-		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Append(nil, command.Process.Pid), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), fmt.Append(nil, command.Process.Pid), 0o600))
 	}
 	return command.Process.Pid, end
 }
@@ -88,9 +82,7 @@ func TestRealProcesses(t *testing.T) {
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)
 	}
-	if err := machine.SetCards(fakenvml.Card{UUID: "GPU-0", MiB: 16000}, fakenvml.Card{UUID: "GPU-1", MiB: 16000}); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, machine.SetCards(fakenvml.Card{UUID: "GPU-0", MiB: 16000}, fakenvml.Card{UUID: "GPU-1", MiB: 16000}))
 
 	slice := cgroup(t, filepath.Join(v2, "kubepods-pod"+underscored+".slice"))
 	first := cgroup(t, filepath.Join(slice, "cri-containerd-"+idA+".scope"))
@@ -202,22 +194,16 @@ func TestRealProcesses(t *testing.T) {
 func checkAgreement(t *testing.T, report protocol.Usage) {
 	t.Helper()
 	text, err := json.Marshal(report)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var read protocol.Usage
-	if err := json.Unmarshal(text, &read); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.Unmarshal(text, &read))
 	if diff := cmp.Diff(report, read); diff != "" {
 		t.Errorf("JSON: -report +read:\n%s", diff)
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(NewCollector(func() protocol.Usage { return report }, true))
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	got := map[string]float64{}
 	for _, family := range families {
 		for _, metric := range family.Metric {
@@ -304,9 +290,7 @@ func (d stubDriver) Limit(string, string) (inventory.MemoryLimit, error) {
 // is 0.01% of a core. The calls into the driver cost nothing here.
 func BenchmarkMeasure(b *testing.B) {
 	root := b.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	check.Must(b, os.WriteFile(filepath.Join(root, "cgroup.controllers"), nil, 0o600))
 	var driver stubDriver
 	var cards []gpu.Card
 	for i := range 8 {
@@ -319,9 +303,7 @@ func BenchmarkMeasure(b *testing.B) {
 	var containers []Container
 	for i := range 110 {
 		id := fmt.Sprintf("%064x", i)
-		if err := os.MkdirAll(filepath.Join(root, "kubepods", fmt.Sprint("pod", i), id), 0o755); err != nil {
-			b.Fatal(err)
-		}
+		check.Must(b, os.MkdirAll(filepath.Join(root, "kubepods", fmt.Sprint("pod", i), id), 0o755))
 		containers = append(containers, Container{Namespace: "n", Pod: fmt.Sprint("p", i), UID: gpu.PodUID(fmt.Sprint("u", i)), Name: "c", ID: id, Cards: []int{i % 8}, Requested: mib})
 	}
 	for _, driver.limits = range []bool{false, true} {
@@ -344,8 +326,6 @@ func BenchmarkMeasure(b *testing.B) {
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
-		b.Fatal(err)
-	}
+	check.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

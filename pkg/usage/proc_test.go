@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // fakeProc is a folder with files like those of /proc.
@@ -24,18 +26,14 @@ func (p fakeProc) add(pid int, name string, start time.Duration, cgroup string) 
 	dir := filepath.Join(p.dir, strconv.Itoa(pid))
 	stat := fmt.Sprintf("%d (%s) S 1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 %d 1000 100 0 0", pid, name, start/clockTick)
 	for file, text := range map[string]string{"stat": stat, "cgroup": cgroup} {
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)); err != nil {
-			p.t.Fatal(err)
-		}
+		check.Must(p.t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600)))
 	}
 }
 
 func (p fakeProc) open() processes {
 	p.t.Helper()
 	root, err := os.OpenRoot(p.dir)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	check.Must(p.t, err)
 	p.t.Cleanup(func() { _ = root.Close() })
 	return processes{root}
 }
@@ -48,9 +46,7 @@ func TestOwner(t *testing.T) {
 	proc.add(12, "later", 8*time.Second+clockTick, cgroup)
 	proc.add(13, "same moment", 8*time.Second, cgroup)
 	proc.add(14, "service", 5*time.Second, "0::/system.slice/x.service")
-	if err := os.WriteFile(filepath.Join(proc.dir, "14", "stat"), []byte("14 (x) S"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(proc.dir, "14", "stat"), []byte("14 (x) S"), 0o600))
 	for name, test := range map[string]struct {
 		pid  int
 		want Owner

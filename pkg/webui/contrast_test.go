@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestContrast computes the contrast of colours that are beside each other on the page, in both themes, by WCAG 2.2
@@ -68,9 +70,7 @@ func TestContrast(t *testing.T) {
 func styleSheet(t *testing.T) (root, rules string) {
 	t.Helper()
 	sheet, err := assets.ReadFile("assets/style.css")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	root, rules, found := strings.Cut(string(sheet), "}\n")
 	if !found || !strings.Contains(root, ":root {") {
 		t.Fatal("the style sheet doesn't begin with :root")

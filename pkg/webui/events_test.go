@@ -21,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Viewers, compressed or not, reproduce data.json from deltas during random changes, and the stream ends cleanly with
@@ -115,16 +116,12 @@ func TestLaggingViewer(t *testing.T) {
 	}
 	defer b.leave()
 	_, seq, _, err := b.after(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	change := func() {
 		t.Helper()
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if err := b.publish(delta{Removed: []string{"x"}}); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, b.publish(delta{Removed: []string{"x"}}))
 	}
 	for range deltasKept {
 		change()
@@ -174,13 +171,9 @@ func TestStopWithBlockedViewer(t *testing.T) {
 		}
 	}
 	connection, err := net.Dial("tcp", strings.TrimPrefix(strings.TrimSuffix(s.url, Path+"/"), "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer connection.Close()
-	if err := connection.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, connection.(*net.TCPConn).SetReadBuffer(4096))
 	if _, err := fmt.Fprintf(connection, "GET %s/events HTTP/1.1\r\nHost: localhost\r\n\r\n", Path); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // source is a Source that a test sets up.
@@ -131,9 +132,7 @@ func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration)
 	s := &fixture{source: &source{ledger: ledger.New()}, t: t}
 	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
 	handler, err := s.board.Handler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	server := httptest.NewUnstartedServer(handler)
 	server.Config.ReadTimeout, server.Config.WriteTimeout = timeout, timeout
 	server.Start()
@@ -190,14 +189,10 @@ type page struct {
 func (s *fixture) data() page {
 	s.t.Helper()
 	response, err := http.Get(s.url + "data.json")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	defer response.Body.Close()
 	var out page
-	if err := json.NewDecoder(response.Body).Decode(&out); err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, json.NewDecoder(response.Body).Decode(&out))
 	return out
 }
 
@@ -219,17 +214,13 @@ type viewer struct {
 func (s *fixture) view(compressed bool) *viewer {
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"events", nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	request.Header.Set("Accept-Encoding", "identity")
 	if compressed {
 		request.Header.Set("Accept-Encoding", "br;q=1, gzip")
 	}
 	response, err := http.DefaultTransport.RoundTrip(request)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	s.t.Cleanup(func() { _ = response.Body.Close() })
 	v := &viewer{t: s.t, body: response.Body, status: response.StatusCode, compressed: compressed}
 	if response.StatusCode != http.StatusOK {
@@ -260,9 +251,7 @@ func (v *viewer) next() (event, bool) {
 			e.name = value
 		case "id":
 			seq, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
-				v.t.Fatal(err)
-			}
+			check.Must(v.t, err)
 			e.seq = seq
 		case "data":
 			e.data = value
@@ -304,9 +293,7 @@ func (f *follower) take(t *testing.T, e event) {
 	switch e.name {
 	case "whole":
 		f.page = page{}
-		if err := json.Unmarshal([]byte(e.data), &f.page); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, json.Unmarshal([]byte(e.data), &f.page))
 		f.nodes = map[string]nodeView{}
 		for _, n := range f.Nodes {
 			f.nodes[n.Name] = n
@@ -336,9 +323,7 @@ func (f *follower) take(t *testing.T, e event) {
 			Sample     json.RawMessage
 			Status     *status
 		}
-		if err := json.Unmarshal([]byte(e.data), &d); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, json.Unmarshal([]byte(e.data), &d))
 		for _, name := range d.Removed {
 			delete(f.nodes, name)
 		}

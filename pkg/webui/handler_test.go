@@ -14,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // reply is a response with its complete body.
@@ -27,22 +28,16 @@ type reply struct {
 func (s *fixture) ask(method, path string, header ...string) reply {
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(s.t.Context(), method, strings.TrimSuffix(s.url, Path+"/")+path, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	request.Header.Set("Accept-Encoding", "identity")
 	for i := 0; i < len(header); i += 2 {
 		request.Header.Set(header[i], header[i+1])
 	}
 	response, err := http.DefaultTransport.RoundTrip(request)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	check.Must(s.t, err)
 	return reply{response.StatusCode, response.Header, string(body)}
 }
 
@@ -113,9 +108,7 @@ func TestStaticFiles(t *testing.T) {
 // The page loads only its own files: no other host, no inline script or style, no interpretation of text as HTML.
 func TestPageSelfContained(t *testing.T) {
 	all, err := files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	forbidden := regexp.MustCompile(`(?i)https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|<script>|<style|\sstyle=|\son[a-z]+=`)
 	namespace := "http://www.w3.org/2000/svg" // Only a name, never loaded.
 	for name, f := range all {
@@ -134,9 +127,7 @@ func TestPageSelfContained(t *testing.T) {
 // Each cause and phase that the page can show has an explanation. Only a group that runs is as it should be.
 func TestExplanations(t *testing.T) {
 	script, err := assets.ReadFile("assets/causes.js")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if want := fmt.Sprintf("No scheduler has tried the pod for %.0f s.", diagnosis.UntriedAfter.Seconds()); !strings.Contains(string(script), want) {
 		t.Errorf("causes.js doesn't say %q", want)
 	}

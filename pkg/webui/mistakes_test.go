@@ -42,13 +42,9 @@ func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
 			text, err := NewBoard(Options{Source: &mistaken{source{ledger: ledger.New()}, m}, Clock: clocktesting.NewFakeClock(mistakes.Now)}).Whole()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			var shown page
-			if err := json.Unmarshal(text, &shown); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, json.Unmarshal(text, &shown))
 			var got outcome
 			for _, pod := range shown.Pending {
 				if pod.Name == m.Pod {

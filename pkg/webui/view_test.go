@@ -197,9 +197,7 @@ func TestShares(t *testing.T) {
 		clock.Step(sampleEvery)
 		b.tick(klog.Background())
 		text, err := b.Whole()
-		if err := errors.Join(err, json.Unmarshal(text, &got)); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, errors.Join(err, json.Unmarshal(text, &got)))
 		return got
 	}
 	off := read()
@@ -240,20 +238,14 @@ func TestHistoryLength(t *testing.T) {
 	s.ledger.SetBound("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
 	b.tick(klog.Background())
 	text, err := b.Whole()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	var got page
-	if err := json.Unmarshal(text, &got); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, json.Unmarshal(text, &got))
 	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
 		t.Fatalf("%d samples, capacity %d", len(got.Samples), cap(b.history.samples))
 	}
 	var first, last []int64
-	if err := errors.Join(json.Unmarshal(got.Samples[0], &first), json.Unmarshal(got.Samples[samplesKept-1], &last)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(json.Unmarshal(got.Samples[0], &first), json.Unmarshal(got.Samples[samplesKept-1], &last)))
 	if want := []int64{clock.Now().Unix(), 32 << 10, 4 << 10, 16 << 10, 12 << 10, 0}; !cmp.Equal(last, want) {
 		t.Errorf("last sample %v, want %v", last, want)
 	}

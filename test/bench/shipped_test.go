@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestNewReplica(t *testing.T) {
@@ -12,9 +14,7 @@ func TestNewReplica(t *testing.T) {
 		"--advertise-address=$(POD_IP)", "--tls-cert-file=/tls/tls.crt", "--bind-timeout=4s",
 	}
 	r, err := newReplica(1, args, "/certificates")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for i, want := range []string{
 		"--listen-address=" + strings.TrimPrefix(r.url, "https://"), "--health-address=" + strings.TrimPrefix(r.health, "http://"),
 		"--ui-listen-address=" + r.ports[2].Address(), "--leader-elect",

@@ -109,13 +109,9 @@ func (s *source) change(edit func()) {
 func show(t *testing.T, board *webui.Board) (url string, stop func()) {
 	t.Helper()
 	handler, err := board.Handler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return "http://" + listener.Addr().String() + "/ui/", serve(t, board, listener, handler)
 }
 

@@ -172,9 +172,7 @@ func (b *Tab) Do(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if err := chromedp.Do(ctx, actions...); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, chromedp.Do(ctx, actions...))
 }
 
 // Await waits until the JavaScript expression is true.
@@ -264,9 +262,7 @@ func (b *Tab) Screenshot(name string) {
 func (b *Tab) Busy() time.Duration {
 	b.t.Helper()
 	result, err := chromedp.Call(b.ctx, performance.GetMetrics, cdp.Empty{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	for _, metric := range result.Metrics {
 		if metric.Name == "TaskDuration" {
 			return time.Duration(metric.Value * float64(time.Second))

@@ -230,9 +230,7 @@ func awaitSample(t *testing.T, board *webui.Board, clock *clocktesting.FakeClock
 func whole(t *testing.T, board *webui.Board) string {
 	t.Helper()
 	text, err := board.Whole()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 

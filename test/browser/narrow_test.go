@@ -89,13 +89,9 @@ func TestFourNodes(t *testing.T) {
 func TestConnecting(t *testing.T) {
 	board := newBoard(somePods())
 	handler, err := board.Handler()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	answer := make(chan struct{})
 	serve(t, board, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/events") {

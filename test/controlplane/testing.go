@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // RequireEnv is the environment variable that makes missing binaries a failure instead of a skip.
@@ -42,9 +44,7 @@ func StartForTest(t testing.TB, o Options) *ControlPlane {
 	}
 	o.Env = append(o.Env, SeldomGC)
 	c, err := Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -63,18 +63,14 @@ func RunForTest(t testing.TB, p *Process) {
 		}
 		printLogs(t, p)
 	})
-	if err := p.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, p.Start(t.Context()))
 }
 
 // StartProxyForTest starts a proxy in front of the API server and closes it when the test ends.
 func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
 	t.Helper()
 	proxy, err := c.StartProxy()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if err := proxy.Close(); err != nil {
 			t.Error(err)
@@ -87,9 +83,7 @@ func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
 func ReservePortForTest(t testing.TB) *Port {
 	t.Helper()
 	port, err := ReservePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(port.Release)
 	return port
 }
@@ -98,9 +92,7 @@ func ReservePortForTest(t testing.TB) *Port {
 func testDir(t testing.TB) string {
 	name := strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())
 	dir, err := os.MkdirTemp("", "gpushare-"+name+"-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the control plane's files are in %s", dir)

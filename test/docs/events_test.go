@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // eventConstants returns the string constants whose names start with "event", the reasons of Events, by folder and
@@ -58,9 +59,7 @@ func eventConstants(t *testing.T) (reasons map[string]string, calls []string) {
 		})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return reasons, calls
 }
 

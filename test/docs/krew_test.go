@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // krew's rules for a manifest (krew.sigs.k8s.io, "Writing a plugin manifest"): known fields only, the name, a semantic
@@ -26,9 +28,7 @@ func TestKrewManifest(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.UnmarshalStrict([]byte(text), &manifest); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, yaml.UnmarshalStrict([]byte(text), &manifest))
 	spec := manifest.Spec
 	if manifest.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || manifest.Kind != "Plugin" || manifest.Metadata.Name != "inspect-gpushare" {
 		t.Errorf("%s %s %s", manifest.APIVersion, manifest.Kind, manifest.Metadata.Name)

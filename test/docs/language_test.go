@@ -117,9 +117,7 @@ func TestLanguage(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	if files < 300 {
 		t.Errorf("too few files: %d", files)
 	}

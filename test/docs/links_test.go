@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 var (
@@ -22,14 +24,10 @@ func pages(t *testing.T) []string {
 	var out []string
 	for _, pattern := range []string{"*.md", "docs/*.md"} {
 		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, path := range found {
 			name, err := filepath.Rel(filepath.Join("..", ".."), path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			out = append(out, name)
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/mps"
 	"github.com/gpushare/gpushare/pkg/usage"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
@@ -94,9 +95,7 @@ func pluginMetrics(t *testing.T) string {
 		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1",
 		Directory: t.TempDir(), ListenAddress: address,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	plugin.SetCards(gpu.GiB, []gpu.Card{{Index: 0, Memory: 16}}, nil, nil, "")
 	await.Run(t, plugin.Run)
 	var text []byte
@@ -155,9 +154,7 @@ func allSeries(t *testing.T) series {
 
 func TestPluginMetricsLint(t *testing.T) {
 	problems, err := promlint.New(strings.NewReader(pluginMetrics(t))).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for _, p := range problems {
 		if strings.HasPrefix(p.Metric, "gpushare_") {
 			t.Errorf("%s: %s", p.Metric, p.Text)
@@ -193,9 +190,7 @@ func TestCountersStartAtZero(t *testing.T) {
 	metrics.NewFairShare(registry)
 	metrics.NewGangs(registry)
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	found, documented := map[string][]string{}, map[string][]string{}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
@@ -322,9 +317,7 @@ func TestAlertsDocumented(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/rules.yaml")), &rules); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, yaml.Unmarshal([]byte(read(t, "deploy/helm/gpushare/files/rules.yaml")), &rules))
 	var alerts []string
 	for _, rule := range rules.Groups[0].Rules {
 		alerts = append(alerts, rule.Alert)
@@ -345,8 +338,6 @@ func TestAlertsDocumented(t *testing.T) {
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	return string(text)
 }

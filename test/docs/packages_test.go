@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // The diagram of packages in docs/design.md has all packages, and every import points to a lower line.
@@ -22,9 +24,7 @@ func TestPackageDiagram(t *testing.T) {
 		}
 	}
 	folders, err := filepath.Glob("../../pkg/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	arrows := 0
 	for _, folder := range folders {
 		from := "pkg/" + filepath.Base(folder)
@@ -32,9 +32,7 @@ func TestPackageDiagram(t *testing.T) {
 			t.Errorf("%s isn't in the diagram", from)
 		}
 		code, err := build.ImportDir(folder, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 		for _, path := range code.Imports {
 			to, ours := strings.CutPrefix(path, "github.com/gpushare/gpushare/")
 			if !ours {

@@ -4,14 +4,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Each default port has one use: extender, device plugin and MPS daemons can share a machine's network.
 func TestDefaultPorts(t *testing.T) {
 	files, err := filepath.Glob("../../cmd/*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	flags := map[string]string{}
 	for _, file := range files {
 		for _, flag := range regexp.MustCompile(`"([a-z-]*address)", "[^"]*:(\d+)"`).FindAllStringSubmatch(read(t, file[len("../../"):]), -1) {

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestUtilization runs the commands of the examples with a vllm that prints its arguments: the fraction of the card that it gets is that of the
@@ -23,9 +25,7 @@ func TestUtilization(t *testing.T) {
 				LeaderWorkerTemplate struct{ WorkerTemplate template }
 			}
 		}
-		if err := yaml.Unmarshal([]byte(read(t, "deploy/examples/"+file)), &object); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, yaml.Unmarshal([]byte(read(t, "deploy/examples/"+file)), &object))
 		container := append(object.Spec.Template.Spec.Containers, object.Spec.LeaderWorkerTemplate.WorkerTemplate.Spec.Containers...)[0]
 		command := append(container.Command, container.Args...)
 		for _, test := range []struct{ container, card, limit, want string }{
@@ -54,13 +54,9 @@ func TestNotebookShare(t *testing.T) {
 	path := commands(t, map[string]string{"start-notebook.py": `exec python3 ~/.ipython/profile_default/startup/*.py`})
 	torch := t.TempDir()
 	const module = "class cuda:\n    set_per_process_memory_fraction = print\n"
-	if err := os.WriteFile(filepath.Join(torch, "torch.py"), []byte(module), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(filepath.Join(torch, "torch.py"), []byte(module), 0o600))
 	var pod corev1.Pod
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/examples/notebook.yaml")), &pod); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, yaml.Unmarshal([]byte(read(t, "deploy/examples/notebook.yaml")), &pod))
 	command := append(pod.Spec.Containers[0].Command, pod.Spec.Containers[0].Args...)
 	for limit, want := range map[string]string{"": "0.25\n", "NVIDIA_GPU_MEMORY_LIMIT=4096": ""} {
 		run := exec.CommandContext(t.Context(), command[0], command[1:]...)
@@ -77,9 +73,7 @@ func commands(t *testing.T, scripts map[string]string) string {
 	t.Helper()
 	directory := t.TempDir()
 	for name, script := range scripts {
-		if err := os.WriteFile(filepath.Join(directory, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(directory, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 	}
 	return "PATH=" + directory + ":" + os.Getenv("PATH")
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // Pull requests run all targets of .ci/run.
@@ -18,9 +20,7 @@ func TestWorkflowTargets(t *testing.T) {
 			Steps []struct{ Run string }
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, ".github/workflows/ci.yml")), &workflow); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, yaml.Unmarshal([]byte(read(t, ".github/workflows/ci.yml")), &workflow))
 	targets := map[string]bool{}
 	for _, job := range workflow.Jobs {
 		for _, target := range job.Strategy.Matrix.Target {

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // The environment variables with the paths of the library's files.
@@ -88,9 +90,7 @@ func BuildForTest(t testing.TB, flags ...string) string {
 		t.Skipf("SKIPPED, not tested: %v", err)
 	}
 	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
-	if err := errors.Join(err, os.WriteFile(path, content, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(err, os.WriteFile(path, content, 0o755)))
 	return path
 }
 

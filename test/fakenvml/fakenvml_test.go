@@ -57,9 +57,7 @@ func TestFake(t *testing.T) {
 
 func set(t *testing.T, machine fakenvml.Machine, cards ...fakenvml.Card) {
 	t.Helper()
-	if err := machine.SetCards(cards...); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, machine.SetCards(cards...))
 }
 
 // returns checks the return code of a call.
@@ -101,13 +99,9 @@ func testInit(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	_, ret = lib.EventSetCreate()
 	returns(t, "EventSetCreate after Shutdown", ret, nvml.ERROR_UNINITIALIZED)
 
-	if err := os.Remove(machine.CardsFile); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Remove(machine.CardsFile))
 	returns(t, "Init without a driver", lib.Init(), nvml.ERROR_DRIVER_NOT_LOADED)
-	if err := machine.Mismatch(); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, machine.Mismatch())
 	returns(t, "Init with a mismatched driver", lib.Init(), nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	set(t, machine)
 	returns(t, "Init without cards", lib.Init(), nvml.SUCCESS)
@@ -347,9 +341,7 @@ func testBadFiles(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		"comments and space":    {"\n# comment\r\n  " + line + " , ok \r\n", nvml.SUCCESS},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(machine.CardsFile, []byte(test.text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, os.WriteFile(machine.CardsFile, []byte(test.text), 0o644))
 			returns(t, "Init", lib.Init(), test.want)
 			if test.want == nvml.SUCCESS {
 				returns(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
@@ -363,9 +355,7 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	const soon, never = 60_000, 30 // Milliseconds; the first is much longer than any wait.
 	report := func(card string, xids ...int) {
 		t.Helper()
-		if err := machine.Xid(card, xids...); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, machine.Xid(card, xids...))
 	}
 	newSet := func(indices ...int) nvml.EventSet {
 		t.Helper()
@@ -428,9 +418,7 @@ func testEvents(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		}
 		returns(t, "Wait after the bad line", ret, nvml.ERROR_TIMEOUT)
 	}
-	if err := os.WriteFile(machine.EventsFile, []byte("1 63\n1 6"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(machine.EventsFile, []byte("1 63\n1 6"), 0o644))
 	arrives(second, "GPU-b", 63) // The file has shrunk.
 	nothing(second)              // An incomplete line isn't read.
 
@@ -458,9 +446,7 @@ func testLimits(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	a, b := open(t, lib, 0), open(t, lib, 1)
 	cgroup := t.TempDir()
 	inner := filepath.Join(cgroup, "inner")
-	if err := os.Mkdir(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Mkdir(inner, 0o755))
 	// get returns a cgroup's limits on a card and its use.
 	get := func(device nvml.Device, cgroup string, want nvml.Return) (limits nvml.MemoryLimits_v1) {
 		t.Helper()
@@ -505,14 +491,10 @@ func testLimits(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 		returns(t, "SetMemoryLimits_v1 with "+c.what, c.got, c.want)
 	}
 	got, err := machine.Limits()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	slices.SortFunc(got, func(x, y fakenvml.Limit) int { return strings.Compare(x.Card, y.Card) })
 	info, err := os.Stat(cgroup)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	inode := info.Sys().(*syscall.Stat_t).Ino
 	want := []fakenvml.Limit{
 		{Card: "GPU-a", Cgroup: cgroup, Inode: inode, Hard: fakenvml.NoLimit},
@@ -625,14 +607,10 @@ func testComputeModes(t *testing.T, lib nvml.Interface, machine fakenvml.Machine
 // TestBeforeR615: the library of an older driver lacks the functions for memory limits.
 func TestBeforeR615(t *testing.T) {
 	library, err := elf.Open(fakenvml.BuildForTest(t, fakenvml.BeforeR615))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	defer library.Close()
 	symbols, err := library.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	has := func(name string) bool {
 		return slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == name })
 	}

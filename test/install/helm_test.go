@@ -31,9 +31,7 @@ var (
 func (h helm) shell(t *testing.T, commands string) string {
 	t.Helper()
 	out, err := h.tryShell(t, commands)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 

@@ -19,9 +19,7 @@ import (
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, lines ...string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 	}
 	write("openb_node_list_gpu_node.csv", "sn,cpu_milli,memory_mib,gpu,model", "n1,8000,8192,2,T4", "n2,8000,8192,2,P100")
 	write("openb_pod_list_small.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", "p1,1000,1024,1,1000", "p2,1000,1024,1,1000", "p3,0,0,0,0")

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // A test with a rejected pod relies on ShowRejected, which no test with a real kubelet covers: only older ones show such
@@ -21,21 +23,15 @@ func TestRejectedPodsInPodResources(t *testing.T) {
 	for name, shown := range map[string]bool{"shown, as by kubelets 1.34 and 1.35": true, "not shown": false} {
 		t.Run(name, func(t *testing.T) {
 			root, err := os.MkdirTemp("", "sk") // The path is short because it contains sockets.
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			defer os.RemoveAll(root)
 			api := fake.NewClientset(&corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod", UID: "uid", Annotations: map[string]string{AnnotationRejected: "Evicted"}},
 				Spec:       corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{Name: "main"}}},
 			})
 			kubelet, err := New(Options{NodeName: "node", Client: api, Root: root, ShowRejected: shown})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := kubelet.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
+			check.Must(t, kubelet.Start(t.Context()))
 			defer kubelet.Stop()
 			err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
 				pod, err := api.CoreV1().Pods("default").Get(ctx, "pod", metav1.GetOptions{})
@@ -45,9 +41,7 @@ func TestRejectedPodsInPodResources(t *testing.T) {
 				t.Fatalf("waiting until the pod is rejected: %v", err)
 			}
 			connection, err := grpc.NewClient("unix:"+kubelet.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			defer connection.Close()
 			_, err = podresourcesapi.NewPodResourcesListerClient(connection).
 				Get(t.Context(), &podresourcesapi.GetPodResourcesRequest{PodNamespace: "default", PodName: "pod"})

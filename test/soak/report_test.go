@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestReport checks that the page has all series, events and the result, and loads nothing.
@@ -23,13 +25,9 @@ func TestReport(t *testing.T) {
 	}
 	r.all[1].name = "other <figure>"
 	path := filepath.Join(t.TempDir(), "folder", "report.html")
-	if err := r.write(path); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, r.write(path))
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	html := string(text)
 	for _, want := range []string{
 		"Failed: figure grows by 3.0% a day", "<h2>figure: ", "<h2>other &lt;figure&gt;: ", "card lost 1, update of x 1", "<title>card lost</title>", "<title>update of x</title>",

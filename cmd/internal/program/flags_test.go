@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestSetFlags(t *testing.T) {
@@ -26,9 +28,7 @@ func TestSetFlags(t *testing.T) {
 			got := flags.String("node-name", "default", "")
 			flags.Int("count", 0, "")
 			flags.IntP("v", "v", 0, "")
-			if err := flags.Parse(test.args); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, flags.Parse(test.args))
 			err := SetFlags(flags, func(name string) (string, bool) {
 				value, ok := test.environment[name]
 				return value, ok
