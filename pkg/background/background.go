@@ -1,4 +1,4 @@
-// Package background runs functions: once in an interval, or several at a time.
+// Package background runs functions: once in an interval, several at a time, or at a signal.
 package background
 
 import (
@@ -35,5 +35,19 @@ func Every(ctx context.Context, c clock.WithTicker, interval time.Duration, step
 		case <-ticker.C():
 		}
 		step(ctx)
+	}
+}
+
+// Signal is a channel that wakes a goroutine: any number of calls of Raise before a receive are one. Use NewSignal.
+type Signal chan struct{}
+
+// NewSignal returns a signal that isn't raised.
+func NewSignal() Signal { return make(Signal, 1) }
+
+// Raise wakes the receiver. It doesn't block.
+func (s Signal) Raise() {
+	select {
+	case s <- struct{}{}:
+	default:
 	}
 }

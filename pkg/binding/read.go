@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -73,15 +74,15 @@ func (b *Binder) AddListener(listener Listener) {
 // maxReads limits the concurrent reads of Verify.
 const maxReads = 16
 
-// verifications are the pods that Verify must still read. more has a value if there are any. mu guards pods.
+// verifications are the pods that Verify must still read. more is raised if there are any. mu guards pods.
 type verifications struct {
 	mu   sync.Mutex
 	pods map[gpu.PodUID]gpu.Pod
-	more chan struct{}
+	more background.Signal
 }
 
 func newVerifications() *verifications {
-	return &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: make(chan struct{}, 1)}
+	return &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: background.NewSignal()}
 }
 
 // Verify reads the pods from the API server, in the background. The results reach the ledger and the listeners; a read that
@@ -93,10 +94,7 @@ func (b *Binder) Verify(pods []gpu.Pod) {
 	for _, pod := range pods {
 		v.pods[pod.UID] = pod
 	}
-	select {
-	case v.more <- struct{}{}:
-	default:
-	}
+	v.more.Raise()
 }
 
 // take returns the pods to read, and forgets them.

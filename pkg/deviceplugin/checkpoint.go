@@ -20,6 +20,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
@@ -144,7 +145,7 @@ type checkpoint struct {
 	// backends tell which containers they limit.
 	backends *isolation.Backends
 	// stale receives a value when the file may have changed.
-	stale chan struct{}
+	stale background.Signal
 
 	// mu guards the fields below. Sync holds it throughout, so that an older checkpoint can't overwrite a newer one.
 	mu      sync.Mutex

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -38,7 +39,7 @@ type configurator struct {
 	object  *corev1.ObjectReference
 	// limit prevents a flood of Events from a configuration that changes all the time. The log has every change.
 	limit *rate.Limiter
-	wake  chan struct{}
+	wake  background.Signal
 
 	// inForce are the settings in force; nil until the first are known. decided is closed then.
 	inForce atomic.Pointer[nodeconfig.Settings]
@@ -52,9 +53,8 @@ type configurator struct {
 
 // Watch registers the event handlers for what decides about the configuration.
 func (c *configurator) Watch() error {
-	poke := func() { poke(c.wake) }
 	handlers := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { poke() }, UpdateFunc: func(any, any) { poke() }, DeleteFunc: func(any) { poke() },
+		AddFunc: func(any) { c.wake.Raise() }, UpdateFunc: func(any, any) { c.wake.Raise() }, DeleteFunc: func(any) { c.wake.Raise() },
 	}
 	for _, informer := range []cache.SharedIndexInformer{c.node.informer, c.pods.informer} {
 		if _, err := informer.AddEventHandler(handlers); err != nil {
@@ -69,7 +69,7 @@ func (c *configurator) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if dir := c.source.Directory(); dir != "" {
 		group.Go(func() error {
-			return watchDirectory(ctx, dir, func(string) error { poke(c.wake); return nil })
+			return watchDirectory(ctx, dir, func(string) error { c.wake.Raise(); return nil })
 		})
 	}
 	group.Go(func() error {

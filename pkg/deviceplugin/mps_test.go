@@ -64,7 +64,7 @@ func TestMPSCards(t *testing.T) {
 			excluded = append(excluded, nodeconfig.CardSelector{Index: card})
 		}
 		p.cards.Exclude(excluded)
-		poke(p.configurator.wake)
+		p.configurator.wake.Raise()
 	}
 	exclude(1)
 	named("GPU-0")

@@ -21,6 +21,7 @@ import (
 	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -35,7 +36,7 @@ type nodeKeeper struct {
 	health   *healthFile
 	events   events.EventRecorder
 	informer cache.SharedIndexInformer
-	wake     chan struct{}
+	wake     background.Signal
 	// written is closed once the inventory is on the Node.
 	written chan struct{}
 	// wholeCards lists, as text, by what else the Node offered its cards at the last check. Only Run uses it.
@@ -60,28 +61,20 @@ func newNodeKeeper(
 	}
 	k := &nodeKeeper{
 		client: client, name: name, cards: cards, health: health, events: recorder, isolator: isolator, informer: informer,
-		wake: make(chan struct{}, 1), written: make(chan struct{}),
+		wake: background.NewSignal(), written: make(chan struct{}),
 		pacer: newPacer(time.Second), contested: rate.Sometimes{Interval: time.Hour},
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { poke(k.wake) },
-		UpdateFunc: func(any, any) { poke(k.wake) },
+		AddFunc:    func(any) { k.wake.Raise() },
+		UpdateFunc: func(any, any) { k.wake.Raise() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("following the node: %w", err)
 	}
-	if k.slices, err = newSliceWatch(client.Slices, name, func() { poke(k.wake) }); err != nil {
+	if k.slices, err = newSliceWatch(client.Slices, name, k.wake.Raise); err != nil {
 		return nil, err
 	}
 	return k, nil
-}
-
-// poke notifies the receiver of the channel. It doesn't block: one pending notification is enough.
-func poke(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
 }
 
 // DisableIsolation reports whether the node carries the label that switches cGPU's isolation off.

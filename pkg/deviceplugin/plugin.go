@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/nodeconfig"
@@ -141,7 +142,7 @@ func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) 
 func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) {
 	o := &p.options
 	p.checkpoint = &checkpoint{
-		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: make(chan struct{}, 1),
+		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: background.NewSignal(),
 	}
 	p.allocator = &allocator{
 		snapshots: &snapshots{
@@ -162,7 +163,7 @@ func (p *Plugin) newConfigurator() error {
 	p.configurator = &configurator{
 		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.Held, metrics: p.metrics,
 		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
-		wake: make(chan struct{}, 1), decided: make(chan struct{}),
+		wake: background.NewSignal(), decided: make(chan struct{}),
 	}
 	return p.configurator.Watch()
 }
@@ -184,11 +185,11 @@ func (p *Plugin) newRegistrar() {
 	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
 	p.service.taken = func(cards []gpu.Card) {
 		p.cards.Taken(cards)
-		poke(p.node.wake)
+		p.node.wake.Raise()
 	}
 	p.registrar = &registrar{
 		dir: p.options.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
-		notOffered: p.reporter.NotOffered, wake: make(chan struct{}, 1), cleanup: cleanup, absence: absence,
+		notOffered: p.reporter.NotOffered, wake: background.NewSignal(), cleanup: cleanup, absence: absence,
 	}
 }
 
@@ -237,7 +238,7 @@ func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapte
 	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.
 		p.annotator.queue.Add(uid)
 	}
-	poke(p.configurator.wake)
+	p.configurator.wake.Raise()
 }
 
 // Run serves the kubelet until ctx ends. It returns an error only for a failure that waiting can't resolve.
@@ -360,10 +361,10 @@ func (p *Plugin) follow(ctx context.Context) error {
 	}
 	return watchDirectory(ctx, directories[0], func(name string) error {
 		if name == checkpointFile || name == "" {
-			poke(p.checkpoint.stale)
+			p.checkpoint.stale.Raise()
 		}
 		if name != checkpointFile {
-			poke(p.registrar.wake)
+			p.registrar.wake.Raise()
 		}
 		for _, dir := range directories {
 			if name == "" && deleted(dir) {

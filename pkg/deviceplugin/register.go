@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -54,7 +55,7 @@ type registrar struct {
 	before func(context.Context)
 	// notOffered is called with the reason why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
 	notOffered func(reason error)
-	wake       chan struct{}
+	wake       background.Signal
 	// cleanup and absence are the constants of the same names.
 	cleanup, absence time.Duration
 	// tried is the kubelet's socket at the last attempt.

@@ -15,6 +15,8 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/background"
 )
 
 const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
@@ -198,7 +200,7 @@ func (o *options) connect() (kubernetes.Interface, *reachability, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	reachability := &reachability{changed: make(signal, 1)}
+	reachability := &reachability{changed: background.NewSignal()}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		reachability.next = next
 		return reachability

@@ -17,21 +17,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/gpushare/gpushare/pkg/background"
 )
 
-// signal is a channel of capacity one: any number of notifications before a receive are one.
-type signal chan struct{}
-
-func (s signal) notify() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
-
 // watch keeps the objects of the scope in informers. It calls draw with all of them at the start and after each change, also
-// when changed is notified otherwise, until ctx ends or draw fails. draw must not change the objects.
-func watch(ctx context.Context, client kubernetes.Interface, scope scope, changed signal, draw func(Objects) error) error {
+// when changed is raised otherwise, until ctx ends or draw fails. draw must not change the objects.
+func watch(ctx context.Context, client kubernetes.Interface, scope scope, changed background.Signal, draw func(Objects) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -60,7 +52,7 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 		}
 	}
 
-	changed.notify()                 // An empty cluster has no events.
+	changed.Raise()                  // An empty cluster has no events.
 	limiter := rate.NewLimiter(4, 1) // A busy cluster causes at most four draws per second.
 	for {
 		select {
@@ -83,16 +75,16 @@ func watch(ctx context.Context, client kubernetes.Interface, scope scope, change
 	}
 }
 
-func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error {
+func (s scope) prepare(informer cache.SharedIndexInformer, changed background.Signal) error {
 	_, err := informer.AddEventHandler(cache.FilteringResourceEventHandler{
 		FilterFunc: func(object any) bool { // Most pods of a cluster ask for no GPU memory.
 			pod, isPod := object.(*corev1.Pod)
 			return !isPod || s.coversPod(pod)
 		},
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { changed.notify() },
-			UpdateFunc: func(any, any) { changed.notify() },
-			DeleteFunc: func(any) { changed.notify() },
+			AddFunc:    func(any) { changed.Raise() },
+			UpdateFunc: func(any, any) { changed.Raise() },
+			DeleteFunc: func(any) { changed.Raise() },
 		},
 	})
 	return errors.Join(err, informer.SetTransform(func(object any) (any, error) { return s.trim(object), nil }),
@@ -104,8 +96,8 @@ func (s scope) prepare(informer cache.SharedIndexInformer, changed signal) error
 // without reporting it. It is safe for concurrent use.
 type reachability struct {
 	next    http.RoundTripper
-	changed signal       // Is notified when problem changes.
-	problem atomic.Value // A string; nil or empty while the server responds.
+	changed background.Signal // Is raised when problem changes.
+	problem atomic.Value      // A string; nil or empty while the server responds.
 }
 
 // warning returns a line for the user if the API server can't be read.
@@ -132,7 +124,7 @@ func (r *reachability) RoundTrip(request *http.Request) (*http.Response, error) 
 		problem = "it answers " + response.Status
 	}
 	if r.problem.Swap(problem) != problem {
-		r.changed.notify()
+		r.changed.Raise()
 	}
 	return response, err
 }

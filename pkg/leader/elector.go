@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/gpushare/gpushare/pkg/background"
 )
 
 // LeaseName is the name of the Lease that elects the leader.
@@ -83,17 +85,7 @@ type Elector struct {
 	stopping  atomic.Bool
 
 	// changed triggers attend, renewed triggers publish.
-	changed, renewed signal
-}
-
-// signal wakes a goroutine. Several raises before it wakes count as one.
-type signal chan struct{}
-
-func (s signal) raise() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
+	changed, renewed background.Signal
 }
 
 // New wires an Elector. Nothing is read before Run.
@@ -111,13 +103,13 @@ func New(o Options) (*Elector, error) {
 	e := &Elector{
 		Options: o,
 		term:    &term{identity: o.Identity, renewDeadline: o.RenewDeadline, bindDeadline: o.BindDeadline},
-		changed: make(signal, 1),
-		renewed: make(signal, 1),
+		changed: background.NewSignal(),
+		renewed: background.NewSignal(),
 	}
 	e.lock = &lock{
 		Interface: newLease(o.Client, o.Namespace, o.Identity),
 		term:      e.term, clock: o.Clock, timeout: o.RenewDeadline / 2,
-		changed: func() { e.changed.raise(); e.renewed.raise() },
+		changed: func() { e.changed.Raise(); e.renewed.Raise() },
 	}
 	if o.Endpoint != nil {
 		if err := o.Endpoint.validate(); err != nil {
@@ -181,7 +173,7 @@ func (e *Elector) Run(ctx context.Context, replica Replica) error {
 	case err = <-failed:
 	}
 	e.stopping.Store(true)
-	e.changed.raise()
+	e.changed.Raise()
 	drained := e.drain(electing, replica)
 	stop()
 	parts.Wait()
