@@ -13,7 +13,7 @@ import (
 // driver.
 func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, adapters []gpu.Adapter, driver Driver) protocol.Inventory {
 	p := &Plugin{options: o, cards: newCardState()}
-	p.newIsolator()
+	p.addIsolator()
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
 	p.cards.Set(settings.Unit, cards, adapters, nil, "")
 	p.cards.Exclude(settings.Excluded)

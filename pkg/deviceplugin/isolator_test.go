@@ -273,7 +273,7 @@ func TestIsolationChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := newIsolation(t, isolation.Driver)
 			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
-			p.newIsolator()
+			p.addIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.cards.Exclude(test.excluded)
 			p.cards.SetHeld(map[int]gpu.Memory{})
@@ -373,7 +373,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 	specs := t.TempDir()
 	check.Must(t, os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600))
 	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, Isolation: isolation.Options{SpecDirs: []string{specs}}}}
-	p.newIsolator()
+	p.addIsolator()
 	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})

@@ -126,7 +126,7 @@ func TestMPSChanges(t *testing.T) {
 			o := newIsolation(t, isolation.MPS)
 			o.writeStatus(t, isolation.MPSStatus{State: isolation.MPSReady})
 			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{MPS: o.mps}}}
-			p.newIsolator()
+			p.addIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.Configure(isolation.MPS)
 			p.isolator.SetNode(&corev1.Node{})

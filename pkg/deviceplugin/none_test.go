@@ -64,7 +64,7 @@ func BenchmarkIsolate(b *testing.B) {
 		b.Run(string(mode), func(b *testing.B) {
 			o := newIsolation(b, mode)
 			p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
-			p.newIsolator()
+			p.addIsolator()
 			p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 			p.isolator.SetNode(&corev1.Node{})
 			p.isolator.Configure(mode)

@@ -102,7 +102,7 @@ func New(o Options) (*Plugin, error) {
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
 		return nil, err
 	}
-	p.newIsolator()
+	p.addIsolator()
 	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, p.health, o.Events, p.isolator); err != nil {
 		return nil, err
 	}
@@ -110,21 +110,21 @@ func New(o Options) (*Plugin, error) {
 		return nil, err
 	}
 	record, queue := allocation.NewRecord(nil), newAnnotationQueue()
-	if err := p.newAnnotator(record, queue); err != nil {
+	if err := p.addAnnotator(record, queue); err != nil {
 		return nil, err
 	}
-	p.newAllocator(record, queue)
-	if err := p.newConfigurator(); err != nil {
+	p.addAllocator(record, queue)
+	if err := p.addConfigurator(); err != nil {
 		return nil, err
 	}
-	p.newMeter(record)
+	p.addMeter(record)
 	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
-	p.newRegistrar()
+	p.addRegistrar()
 	return p, nil
 }
 
-// newAnnotator creates the annotator, and the watches of limits and overuse whose results it writes to pods.
-func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) error {
+// addAnnotator adds the annotator, and the watches of limits and overuse whose results it writes to pods.
+func (p *Plugin) addAnnotator(record *allocation.Record, queue annotationQueue) error {
 	o := &p.options
 	p.limits = &limitWatch{
 		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add,
@@ -138,8 +138,8 @@ func (p *Plugin) newAnnotator(record *allocation.Record, queue annotationQueue) 
 	return p.annotator.Watch()
 }
 
-// newAllocator creates the allocator, and the checkpoint from which its record is rebuilt.
-func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) {
+// addAllocator adds the allocator, and the checkpoint from which its record is rebuilt.
+func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) {
 	o := &p.options
 	p.checkpoint = &checkpoint{
 		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: background.NewSignal(),
@@ -157,8 +157,8 @@ func (p *Plugin) newAllocator(record *allocation.Record, queue annotationQueue) 
 	}
 }
 
-// newConfigurator creates the configurator, and watches the configuration.
-func (p *Plugin) newConfigurator() error {
+// addConfigurator adds the configurator, and watches the configuration.
+func (p *Plugin) addConfigurator() error {
 	o := &p.options
 	p.configurator = &configurator{
 		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.Held, metrics: p.metrics,
@@ -168,8 +168,8 @@ func (p *Plugin) newConfigurator() error {
 	return p.configurator.Watch()
 }
 
-// newMeter creates the meter of the memory that pods use, and registers its metrics.
-func (p *Plugin) newMeter(record *allocation.Record) {
+// addMeter adds the meter of the memory that pods use, and registers its metrics.
+func (p *Plugin) addMeter(record *allocation.Record) {
 	o := &p.options
 	p.meter = usage.NewMeter(usage.Options{
 		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
@@ -179,8 +179,8 @@ func (p *Plugin) newMeter(record *allocation.Record) {
 	p.metrics.registry.MustRegister(usage.NewCollector(p.meter.Report, o.UsageMetrics))
 }
 
-// newRegistrar creates the registrar, and connects the service that it registers to the other parts.
-func (p *Plugin) newRegistrar() {
+// addRegistrar adds the registrar, and connects the service that it registers to the other parts.
+func (p *Plugin) addRegistrar() {
 	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
 	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
 	p.service.taken = func(cards []gpu.Card) {
@@ -193,8 +193,8 @@ func (p *Plugin) newRegistrar() {
 	}
 }
 
-// newIsolator creates the isolator, which enforces shares.
-func (p *Plugin) newIsolator() {
+// addIsolator adds the isolator, which enforces shares.
+func (p *Plugin) addIsolator() {
 	o := p.options
 	o.Isolation.CardsByCDI = o.DeviceList == ListByCDI
 	p.isolator = &isolator{

@@ -136,7 +136,7 @@ func (b *fixture) awaitCards(pod, cards string) {
 func TestLimitsOfSeveralCards(t *testing.T) {
 	o := newIsolation(t, isolation.Driver)
 	p := &Plugin{cards: newCardState(), options: Options{Isolation: isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}}}}
-	p.newIsolator()
+	p.addIsolator()
 	p.cards.Set(gpu.GiB, reservedCards(), nil, nil, "")
 	p.isolator.Configure(isolation.Driver)
 	p.isolator.SetNode(&corev1.Node{})

@@ -71,5 +71,5 @@ func BypassProblem(pods map[string]int) string {
 		is = "are"
 	}
 	return fmt.Sprintf("%s bound without the extender: %s %s configured to call it?", count(n, "pod was", "pods were"), is,
-		firstOf(slices.Sorted(maps.Keys(pods))))
+		FirstOf(slices.Sorted(maps.Keys(pods))))
 }

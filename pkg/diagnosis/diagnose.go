@@ -198,7 +198,7 @@ var rules = []rule{
 	{reasons.OtherConstraint, (*podCase).otherConstraint, (*podCase).otherConstraintText},
 	{reasons.WaitsForGroup, (*podCase).waits, func(c *podCase) string { return c.wait.String() }},
 	{reasons.SchedulerError, func(c *podCase) bool { return c.room.reason == reasons.Fits && c.Failed }, func(c *podCase) string {
-		return "kube-scheduler reports an error, and tries the pod again: " + OneLine(c.Message) + c.pauseText()
+		return "kube-scheduler reports an error, and tries the pod again: " + Excerpt(c.Message) + c.pauseText()
 	}},
 	{reasons.ReservedForOther, (*podCase).reservedForOther, func(c *podCase) string {
 		return fmt.Sprintf("%s, but %s", c.room.has, c.rejection.ReservedText())

@@ -30,7 +30,7 @@ func reportedRoom(pod *Pod) room {
 		return room{reason: reasons.Fits, has: "nodes can't be listed"}
 	}
 	rejected, _ := rejectionIn(pod.Message)
-	made := room{reason: reasons.OtherConstraint, message: OneLine(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
+	made := room{reason: reasons.OtherConstraint, message: Excerpt(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
 	if rejected.ReservedText() != "" {
 		made.reason = reasons.ReservedForOther
 		return made

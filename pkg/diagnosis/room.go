@@ -93,9 +93,9 @@ func (d *Diagnoser) eligibleFor(pod *Pod) *eligibleNodes {
 	switch {
 	case len(pinned) == 0 || len(candidates) == len(d.nodes.nodes):
 	case len(candidates) > 0:
-		made.excluded += fmt.Sprintf("; the pod's node affinity names %s only, as for each pod of a DaemonSet", firstOf(pinned))
+		made.excluded += fmt.Sprintf("; the pod's node affinity names %s only, as for each pod of a DaemonSet", FirstOf(pinned))
 	default:
-		made.excluded = fmt.Sprintf(": its node affinity names %s, which shares none", firstOf(pinned))
+		made.excluded = fmt.Sprintf(": its node affinity names %s, which shares none", FirstOf(pinned))
 	}
 	made.order(d.nodes.figures)
 	d.eligibleKept += len(made.nodes)

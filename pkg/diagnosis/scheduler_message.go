@@ -61,8 +61,8 @@ func checkedHere(reason string) bool {
 	return false
 }
 
-// OneLine returns a text of kube-scheduler in one line of at most 300 characters.
-func OneLine(text string) string {
+// Excerpt returns a text of kube-scheduler in one line of at most 300 characters.
+func Excerpt(text string) string {
 	const limit = 300
 	text = strings.Join(strings.Fields(text), " ")
 	if utf8.RuneCountInString(text) <= limit {

@@ -49,11 +49,11 @@ func TestRejectionIn(t *testing.T) {
 	}
 }
 
-func TestOneLine(t *testing.T) {
-	if got := OneLine(" a\n b "); got != "a b" {
+func TestExcerpt(t *testing.T) {
+	if got := Excerpt(" a\n b "); got != "a b" {
 		t.Errorf("%q", got)
 	}
-	if got := OneLine(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
+	if got := Excerpt(strings.Repeat("ä", 400)); got != strings.Repeat("ä", 299)+"…" {
 		t.Errorf("%q", got)
 	}
 }

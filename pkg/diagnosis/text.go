@@ -33,7 +33,7 @@ func (c *podCase) alsoSaid() string {
 	if c.rejection == nil || c.rejection.others == "" {
 		return ""
 	}
-	return "; kube-scheduler also says: " + OneLine(c.rejection.others)
+	return "; kube-scheduler also says: " + Excerpt(c.rejection.others)
 }
 
 func (c *podCase) waitText() string {
@@ -52,7 +52,7 @@ func (c *podCase) pauseText() string {
 
 // gatedText is shown of a pod with scheduling gates of which nothing else is known.
 func (c *podCase) gatedText() string {
-	text := "the pod is held back by its scheduling gates: " + firstOf(c.Gates)
+	text := "the pod is held back by its scheduling gates: " + FirstOf(c.Gates)
 	if slices.Contains(c.Gates, protocol.GateFairShare) {
 		text += "; with fair sharing the extender removes " + protocol.GateFairShare + " at the pod's turn: kubectl inspect gpushare --shares"
 	}
@@ -96,7 +96,7 @@ func (c *podCase) failedCallText() string {
 	case strings.HasPrefix(why, "HTTP status"):
 		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
 	}
-	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, OneLine(why)) + c.pauseText()
+	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Excerpt(why)) + c.pauseText()
 }
 
 func (c *podCase) otherConstraintText() string {
@@ -104,7 +104,7 @@ func (c *podCase) otherConstraintText() string {
 	if c.rejection != nil {
 		scheduler, text = "kube-scheduler", c.rejection.Text
 	}
-	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, OneLine(text)) + c.waitText() + c.pauseText()
+	return fmt.Sprintf("%s, but %s rejects the pod: %s", c.room.has, scheduler, Excerpt(text)) + c.waitText() + c.pauseText()
 }
 
 func (c *podCase) fitsText() string {
@@ -376,8 +376,8 @@ func coarse(d time.Duration) string {
 // maxNames is how many names a message has in a row, such as the names of the nodes for one reason.
 const maxNames = 3
 
-// firstOf returns the first of the names, and the number of others.
-func firstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }
+// FirstOf returns the first of the names, and the number of others.
+func FirstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }
 
 // listed returns these names of n, and the number of others.
 func listed(names []string, n int) string {

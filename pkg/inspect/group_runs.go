@@ -164,7 +164,7 @@ func (r *groupRun) severalSchedulers() string {
 	if len(names) < 2 {
 		return ""
 	}
-	return "its pods name different schedulers, " + someOf(slices.Sorted(maps.Keys(names))) + ": all pods of a PodGroup need the same schedulerName"
+	return "its pods name different schedulers, " + diagnosis.FirstOf(slices.Sorted(maps.Keys(names))) + ": all pods of a PodGroup need the same schedulerName"
 }
 
 // disagreement returns how the members contradict each other. The state says that the group is invalid.

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -119,16 +118,6 @@ func BuildGroups(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now t
 	return out
 }
 
-// someOf lists at most three names, and the number of the others.
-func someOf(names []string) string {
-	const most = 3
-	text := strings.Join(names[:min(most, len(names))], ", ")
-	if others := len(names) - most; others > 0 {
-		text += fmt.Sprintf(" and %d more", others)
-	}
-	return text
-}
-
 // writeGroups writes a row for each group.
 func writeGroups(out *bytes.Buffer, groups Groups, f format) {
 	table := rows{{bold, []string{"NAMESPACE", "GROUP", "SIZE", "MEMBERS", "BOUND", "STATE", "WAITS SINCE", "REASON"}}}
@@ -141,7 +130,7 @@ func writeGroups(out *bytes.Buffer, groups Groups, f format) {
 		if g.Since != nil {
 			since = g.Since.UTC().Format(time.RFC3339)
 		}
-		name := cmp.Or(shorten(g.Name), "<unnamed> "+someOf(g.Pods))
+		name := cmp.Or(shorten(g.Name), "<unnamed> "+diagnosis.FirstOf(g.Pods))
 		if g.Native {
 			name = "podgroup/" + name
 		}

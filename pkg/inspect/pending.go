@@ -81,5 +81,5 @@ func shorten(message string) string {
 	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
 		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
 	}
-	return diagnosis.OneLine(message)
+	return diagnosis.Excerpt(message)
 }
