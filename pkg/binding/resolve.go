@@ -30,7 +30,8 @@ const (
 // bound or gone, or until Deadline is over: then the write can't be made any more, and the allocation is released. The watch, or the next bind of the
 // pod, can find the outcome first.
 
-// answerLost records that the answer was lost, and that a read has shown no outcome. It forgets earlier writes, because their deadlines end before that of this one.
+// answerLost records that the answer was lost, and that a read has shown no outcome. It forgets earlier writes, because their deadlines end
+// before that of this one.
 func (t *tracker) answerLost(w *write) (open bool) {
 	return t.answered(w, func(*trackedPod) { w.state, w.earlier = unconfirmed, nil })
 }

@@ -138,8 +138,8 @@ func (c *Cache) indexed(index, value string) []*PodInfo {
 	return pods
 }
 
-// reported returns the pods of one kind of report. It reads those of one node after the other, because event handlers wait while the index is read. So
-// if a watch was interrupted, and shows another pod with the name of one on another node, the result can have both or neither.
+// reported returns the pods of one kind of report. It reads those of one node after the other, because event handlers wait while the index is
+// read. So if a watch was interrupted, and shows another pod with the name of one on another node, the result can have both or neither.
 func (c *Cache) reported(what string) (pods []*PodInfo) {
 	for _, value := range c.podInformer.GetIndexer().ListIndexFuncValues(reportIndex) {
 		if strings.HasPrefix(value, what) {

@@ -121,8 +121,8 @@ func TestLimitGivenAgain(t *testing.T) {
 	}
 }
 
-// TestLimitOfNextStart: a kubelet that has lost its checkpoint gave a running container the answer for another one. Until the container starts again, the
-// record has what it runs with, and its next start finds the CDI device that the checkpoint names.
+// TestLimitOfNextStart: a kubelet that has lost its checkpoint gave a running container the answer for another one. Until the container starts
+// again, the record has what it runs with, and its next start finds the CDI device that the checkpoint names.
 func TestLimitOfNextStart(t *testing.T) {
 	given := func(card int, limit uint64) allocation.Allocation {
 		a := giveOne(card, 2)

@@ -8,9 +8,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// Inventory returns the inventory that a plugin with these options and settings writes to its Node for these cards and adapters, if no pod uses a
-// card that the settings exclude, and the kubelet has their devices. What only the API server knows is missing: the node's labels and versions, and a DRA
-// driver.
+// Inventory returns the inventory that a plugin with these options and settings writes to its Node for these cards and adapters, if no pod uses
+// a card that the settings exclude, and the kubelet has their devices. What only the API server knows is missing: the node's labels and
+// versions, and a DRA driver.
 func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, adapters []gpu.Adapter, driver Driver) protocol.Inventory {
 	p := &Plugin{options: o, cards: newCardState()}
 	p.addIsolator()

@@ -85,8 +85,8 @@ func (w *overuseWatch) held(pod *allocation.Pod) map[int]uint64 {
 }
 
 // Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
-// each card to pods; nil if it isn't known now: then the last one counts. Pods that request no memory are not reported: measured use shows them. Nor are
-// pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
+// each card to pods; nil if it isn't known now: then the last one counts. Pods that request no memory are not reported: measured use shows them.
+// Nor are pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
 func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memory) {
 	if promised != nil {

@@ -81,8 +81,8 @@ func TestReadmission(t *testing.T) {
 	}
 }
 
-// Devices are kept until the kubelet knows their pods, or for ten minutes in which the API server answers. Those of Alibaba's plugin are not: their extender would take the
-// node's capacity for that of its cards.
+// Devices are kept until the kubelet knows their pods, or for ten minutes in which the API server answers. Those of Alibaba's plugin are not:
+// their extender would take the node's capacity for that of its cards.
 func TestKeptDevices(t *testing.T) {
 	b := newFixture(t)
 	var away atomic.Bool

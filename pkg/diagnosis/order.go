@@ -13,15 +13,14 @@ import (
 // Position is where a pending pod is in the queue. The members of a group have one position. All views show it in the words of String: Ahead and
 // Since.
 type Position struct {
-	// Ahead is how many pods and groups come before the pod, of those that wait for memory and have equal constraints: those of higher priority, and
-	// older ones of the same priority. What failed lately comes later than this says, and the replacement that a running group lacks comes sooner: only
-	// the leader knows them.
-	// It is only valid if Queued is true.
+	// Ahead is how many pods and groups come before the pod, of those that wait for memory and have equal constraints: those of higher priority,
+	// and older ones of the same priority. What failed lately comes later than this says, and the replacement that a running group lacks comes
+	// sooner: only the leader knows them. It is only valid if Queued is true.
 	Ahead int
 	// Queued is true if the pod waits for memory. A pod that waits for its turn has another order, see reasons.Turn.
 	Queued bool
-	// Since is since when the pod or its group waits: the creation of the pod, or of the last pod that its group needs, or of its oldest one if pods are
-	// missing. It is zero if that is unknown of its group.
+	// Since is since when the pod or its group waits: the creation of the pod, or of the last pod that its group needs, or of its oldest one if
+	// pods are missing. It is zero if that is unknown of its group.
 	Since time.Time
 }
 

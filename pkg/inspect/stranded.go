@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// addStranded adds to the nodes what of their memory is stranded, by the kinds of the pods that exist. (The extender also counts those that have ended.)
-// l has the nodes and the pods. It adds nothing if not all pods were read.
+// addStranded adds to the nodes what of their memory is stranded, by the kinds of the pods that exist. (The extender also counts those that have
+// ended.) l has the nodes and the pods. It adds nothing if not all pods were read.
 func (o *Objects) addStranded(nodes []Node, l *ledger.Ledger) {
 	if o.Others == nil {
 		return

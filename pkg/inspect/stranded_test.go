@@ -10,7 +10,8 @@ import (
 	"github.com/gpushare/gpushare/test/fake"
 )
 
-// TestStranded: a pod without GPU memory leaves too little CPU on n1 for the kind of pods that exists. -o wide and JSON say so, if all nodes are shown.
+// TestStranded: a pod without GPU memory leaves too little CPU on n1 for the kind of pods that exists. -o wide and JSON say so, if all nodes are
+// shown.
 func TestStranded(t *testing.T) {
 	n1 := inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, gpu.Card{Index: 0, Memory: 16}).offers(corev1.ResourceCPU, 8)
 	n2 := inventoryNode(t, "n2", "10.0.0.2", gpu.GiB, gpu.Card{Index: 0, Memory: 16}).offers(corev1.ResourceCPU, 8)

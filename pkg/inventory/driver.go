@@ -107,7 +107,8 @@ const (
 // symbolsMode are the functions for MPS.
 var symbolsMode = []string{"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"}
 
-// Functions of which each driver has one version at least; old ones have none for clients of MPS. The bindings call the newest one that the library has.
+// Functions of which each driver has one version at least; old ones have none for clients of MPS. The bindings call the newest one that the
+// library has.
 var (
 	symbolsCompute  = []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}
 	symbolsMPS      = []string{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}

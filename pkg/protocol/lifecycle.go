@@ -15,8 +15,8 @@ const OverdueMargin = time.Minute
 // pod could keep memory for a month. It is what cluster-autoscaler allows by default (--max-graceful-termination-sec).
 const MaxGracePeriod = 10 * time.Minute
 
-// LeavesBy returns the time up to which a pod that is being deleted is waited for: its deletion timestamp, but at most MaxGracePeriod after the deletion was
-// requested. graceSeconds is its metadata.deletionGracePeriodSeconds.
+// LeavesBy returns the time up to which a pod that is being deleted is waited for: its deletion timestamp, but at most MaxGracePeriod after the
+// deletion was requested. graceSeconds is its metadata.deletionGracePeriodSeconds.
 func LeavesBy(deletion time.Time, graceSeconds int64) time.Time {
 	return deletion.Add(-time.Duration(max(min(graceSeconds, math.MaxInt32)-int64(MaxGracePeriod/time.Second), 0)) * time.Second)
 }

@@ -80,8 +80,8 @@ const (
 	WaitsForTurn
 	// OtherConstraint: a card has room, but kube-scheduler has rejected the pod for something else, such as a lack of CPU.
 	OtherConstraint
-	// ReservedForOther: a card has enough free memory, but it is reserved for a group or pod that came first, or what the node has free besides is. It
-	// is Reserved or ResourcesReserved of all nodes that have a card for the pod.
+	// ReservedForOther: a card has enough free memory, but it is reserved for a group or pod that came first, or what the node has free besides
+	// is. It is Reserved or ResourcesReserved of all nodes that have a card for the pod.
 	ReservedForOther
 	// KeptForNominated: a card has enough free memory, but it is reserved for a pod that is nominated to the node.
 	KeptForNominated

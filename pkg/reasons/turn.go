@@ -24,7 +24,8 @@ const (
 	// ObstacleNeverFits means that they wouldn't fit even if all cards were free, beside the pods without GPU memory, which are expected to
 	// stay. They don't count for their tenant's demand.
 	ObstacleNeverFits
-	// ObstaclePaused means that they, or pods of the same shape, were placed and not bound in time (queue.Failures). They don't count for their tenant's demand.
+	// ObstaclePaused means that they, or pods of the same shape, were placed and not bound in time (queue.Failures). They don't count for their
+	// tenant's demand.
 	ObstaclePaused
 	// ObstacleBehindFailed means that others of their namespace were placed and not bound in time. They don't count for their tenant's demand.
 	ObstacleBehindFailed

@@ -351,8 +351,8 @@ func shown(tab *Tab) []string {
 	return lines
 }
 
-// TestViewersCost, of the long form only, logs the extender's CPU time without viewers and with three, on cards that are 90% full, while pods that fit
-// nowhere are pending and others are created and deleted.
+// TestViewersCost, of the long form only, logs the extender's CPU time without viewers and with three, on cards that are 90% full, while pods
+// that fit nowhere are pending and others are created and deleted.
 func TestViewersCost(t *testing.T) {
 	if !controlplane.Long() {
 		t.Skip("SKIPPED, not tested: it measures; make test-long runs it")

@@ -180,8 +180,9 @@ func TestRollout(t *testing.T) {
 	f.waitRolled("serve", 4)
 }
 
-// TestFullCards: a Deployment of three replicas has all cards. Its default rollout stays pending; one that ends old pods first finishes. When its node is
-// drained, the replacement of an evicted pod waits for another card, and a PodDisruptionBudget holds the drain back until then (docs/user-guide.md).
+// TestFullCards: a Deployment of three replicas has all cards. Its default rollout stays pending; one that ends old pods first finishes. When
+// its node is drained, the replacement of an evicted pod waits for another card, and a PodDisruptionBudget holds the drain back until then
+// (docs/user-guide.md).
 func TestFullCards(t *testing.T) {
 	c := controlled.Start(t)
 	f := newFixture(t, c, 3)
@@ -254,8 +255,8 @@ func TestFullCards(t *testing.T) {
 	f.Eventually("the drain continues", func(context.Context) error { return evict(1) })
 }
 
-// TestDaemonSet: the pods of a DaemonSet wait for a card of their own node. A pending one holds back an update, which otherwise ends each old pod before
-// its successor starts (docs/user-guide.md).
+// TestDaemonSet: the pods of a DaemonSet wait for a card of their own node. A pending one holds back an update, which otherwise ends each old
+// pod before its successor starts (docs/user-guide.md).
 func TestDaemonSet(t *testing.T) {
 	c := controlled.Start(t)
 	f := newFixture(t, c, 1, 1)

@@ -564,8 +564,8 @@ func (c *cluster) testEnvironment(t *testing.T, running *corev1.Pod) {
 	}
 }
 
-// testDebug runs the commands of docs/user-guide.md for a pod with a card. The API server lets no ephemeral container request memory of the card, and a
-// copy of the pod is a pod without a card.
+// testDebug runs the commands of docs/user-guide.md for a pod with a card. The API server lets no ephemeral container request memory of the
+// card, and a copy of the pod is a pod without a card.
 func (c *cluster) testDebug(t *testing.T, running *corev1.Pod) {
 	pods := c.Client.CoreV1().Pods(running.Namespace)
 	debug := "kubectl debug --image=example.com/none " + running.Name + " "

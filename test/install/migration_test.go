@@ -98,8 +98,8 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// bindNewPod gives kube-scheduler our extender, and creates a pod for the node, whose memory their plugin reports. The function that it returns removes
-// both; nothing starts the pod.
+// bindNewPod gives kube-scheduler our extender, and creates a pod for the node, whose memory their plugin reports. The function that it returns
+// removes both; nothing starts the pod.
 func (c *cluster) bindNewPod(t *testing.T) func() {
 	t.Helper()
 	memory := fmt.Sprintf(`{%q: "32", %q: "2"}`, protocol.ResourceMemory, protocol.ResourceCount)

@@ -183,7 +183,8 @@ func edited(n *corev1.Node, change func(*corev1.Node)) *corev1.Node {
 	return n
 }
 
-// brokenCard returns the node n1 with two cards of the first amount and of 8,000, of which card 1 has failed; the kubelet takes its memory out of allocatable.
+// brokenCard returns the node n1 with two cards of the first amount and of 8,000, of which card 1 has failed; the kubelet takes its memory out
+// of allocatable.
 func brokenCard(first int64) *corev1.Node {
 	const second = 8000
 	n := node("n1", first, second)

@@ -83,9 +83,9 @@ func TestKubelet(t *testing.T) {
 	})
 }
 
-// TestFaults kills the device plugin and the kubelet while pods with one, two and four cards start, TestOutages what both depend on. In isolation
-// mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise later. In each scene some
-// 20 pods start. The long form repeats the scenes in mode none.
+// TestFaults kills the device plugin and the kubelet while pods with one, two and four cards start, TestOutages what both depend on. In
+// isolation mode driver the limit of each container is compared too, of which every other one is above the request and annotated otherwise
+// later. In each scene some 20 pods start. The long form repeats the scenes in mode none.
 func TestFaults(t *testing.T) {
 	startLimited(t).testFaults(t, []fault{
 		{"the plugin is killed three times", func(s *scenario) {

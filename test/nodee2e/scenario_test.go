@@ -33,7 +33,8 @@ type scenario struct {
 	// There are three reasons: the kubelet has lost its records, too few devices are free because it still counts those of
 	// deleted pods, or the scheduler chose a card while the node did. The containers aren't affected.
 	otherDevices bool
-	// lateRejections is true if the kubelet may reject pods that it admits again, and report that after it has started the pods that it admitted last.
+	// lateRejections is true if the kubelet may reject pods that it admits again, and report that after it has started the pods that it admitted
+	// last.
 	lateRejections bool
 	// guesses is true if no API reports for which pod the kubelet calls the plugin. A container that was matched to the
 	// wrong pod gets that pod's total request in its environment. Its card may have no room for the rest of its own pod,

@@ -48,8 +48,8 @@ var runTimes = []struct {
 }
 
 // churning prints a line for each rule, workload and distribution of run times, with what is allocated of the cards by us, by binpack and by the
-// published policy. Then the same follows for a cluster whose pods change from one workload to the next. The published policy knows each workload from
-// its first pod on, but not before: no cluster knows what its users will do.
+// published policy. Then the same follows for a cluster whose pods change from one workload to the next. The published policy knows each
+// workload from its first pod on, but not before: no cluster knows what its users will do.
 func churning(out io.Writer, o options, nodes []traceNode, workloads []string) error {
 	pods := make([][]tracePod, len(workloads))
 	for i, workload := range workloads {

@@ -43,9 +43,9 @@ func (o *outcome) add(other outcome, seeds int) {
 	o.rate += other.rate / float64(seeds)
 }
 
-// onControlPlane lets the pods of each workload come to a real control plane with the same nodes and in the same order as in a replay. It prints a line
-// for each rule and workload, with what is allocated in the end by the policy, what the replay allocates, the difference, the pods tried in a second,
-// the same by binpack, and the ratio.
+// onControlPlane lets the pods of each workload come to a real control plane with the same nodes and in the same order as in a replay. It prints
+// a line for each rule and workload, with what is allocated in the end by the policy, what the replay allocates, the difference, the pods tried
+// in a second, the same by binpack, and the ratio.
 func onControlPlane(ctx context.Context, out io.Writer, o options, nodes []traceNode, workloads []string) error {
 	for _, rule := range []rule{byScheduler, away} {
 		if rule == away && !o.allNodes {
@@ -141,8 +141,8 @@ func runOnControlPlane(ctx context.Context, policy placement.Policy, rule rule, 
 	}, nil
 }
 
-// preferOthers makes kube-scheduler prefer nodes that share no cards for pods without GPU memory. For the others it changes nothing, because they can use
-// no such node.
+// preferOthers makes kube-scheduler prefer nodes that share no cards for pods without GPU memory. For the others it changes nothing, because
+// they can use no such node.
 func preferOthers(config map[string]any) error {
 	profile := map[string]any{"schedulerName": corev1.DefaultSchedulerName, "pluginConfig": []any{map[string]any{
 		"name": "NodeAffinity",

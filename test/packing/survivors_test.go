@@ -91,8 +91,9 @@ func randomKinds(random *rand.Rand) (kinds []runsFor) {
 	return kinds
 }
 
-// replay lets pods of random kinds come to a cluster of 24 nodes, one each second, and returns the mean of what is allocated of the cards, in percent. If
-// none had to wait, they would ask for a little more than all cards. The extender restarts after each number of pods; never if that is 0.
+// replay lets pods of random kinds come to a cluster of 24 nodes, one each second, and returns the mean of what is allocated of the cards, in
+// percent. If none had to wait, they would ask for a little more than all cards. The extender restarts after each number of pods; never if that
+// is 0.
 func replay(after int, seed uint64) (allocated float64, r *restarting) {
 	random, order := rand.New(rand.NewPCG(seed, 5)), make([]int, 24)
 	kinds, nodes := randomKinds(random), make([]traceNode, len(order))
@@ -126,8 +127,8 @@ func replay(after int, seed uint64) (allocated float64, r *restarting) {
 	return 100 * c.sum / (last - warm), r
 }
 
-// TestSurvivors: kinds that run for a short time are fewer among the pods that exist than among those that came. An extender that restarts again and again,
-// and so knows little more than these, uses hardly less of the cards.
+// TestSurvivors: kinds that run for a short time are fewer among the pods that exist than among those that came. An extender that restarts again
+// and again, and so knows little more than these, uses hardly less of the cards.
 func TestSurvivors(t *testing.T) {
 	const seeds = 3
 	var lost float64

@@ -115,9 +115,9 @@ func createForRound(s *framework.Namespace, name string) gpu.Pod {
 	return protocol.Pod(pod)
 }
 
-// TestLeaderDiesBesideDrain lets the leader die after each call to the API server of a round that evicts a group of three pods and a single one, while a
-// drain evicts two of these too. A disruption budget allows two evictions of the group, and later more. The next leader finishes the round: no pod
-// is evicted again, and no part of the group stays if another part was evicted for the round.
+// TestLeaderDiesBesideDrain lets the leader die after each call to the API server of a round that evicts a group of three pods and a single one,
+// while a drain evicts two of these too. A disruption budget allows two evictions of the group, and later more. The next leader finishes the
+// round: no pod is evicted again, and no part of the group stays if another part was evicted for the round.
 func TestLeaderDiesBesideDrain(t *testing.T) {
 	c := shared.Start(t)
 	api := apiserver.New(c.Client)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// TestCounts: each version counts the pods that the other has bound, with cards, cores and groups. Runs that were begun by the one stay whole under the
-// other, also where the present version completes the names of groups.
+// TestCounts: each version counts the pods that the other has bound, with cards, cores and groups. Runs that were begun by the one stay whole
+// under the other, also where the present version completes the names of groups.
 func TestCounts(t *testing.T) {
 	c := start(t, framework.Options{ExtenderArgs: []string{"--gang-hold=2s", "--gang-patience=3s", "--gang-claim-after=1m"}})
 	s := counted{c.NewNamespace(t)}
