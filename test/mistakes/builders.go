@@ -87,7 +87,7 @@ func limitOf(container, text string) fake.PodEdit {
 
 // limitLabel sets a limit as a label, where nothing reads it.
 func limitLabel(container, text string) fake.PodEdit {
-	return func(p *corev1.Pod) { metav1.SetMetaDataLabel(&p.ObjectMeta, protocol.AnnotationLimit(container), text) }
+	return label(protocol.AnnotationLimit(container), text)
 }
 
 // near returns the node n1 with two cards of 8000 MiB, of which card 1 is near an adapter.
@@ -104,12 +104,9 @@ func coresOf(container int, percent string) fake.PodEdit {
 
 // inventoried returns the node n1 with two cards of 8000 MiB, and a change of its inventory.
 func inventoried(change func(*protocol.Inventory)) *corev1.Node {
-	inventory := protocol.Inventory{Unit: gpu.MiB, Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA}}
-	for i := range 2 {
-		inventory.Cards = append(inventory.Cards, gpu.Card{Index: i, Memory: 8000, NUMANode: gpu.NoNUMANode})
-	}
-	change(&inventory)
 	out := node("n1", 8000, 8000)
+	inventory, _ := protocol.ParseInventory(out.Annotations)
+	change(&inventory)
 	out.Annotations[protocol.AnnotationInventory], _ = inventory.Annotation()
 	return out
 }
@@ -143,13 +140,7 @@ func scheduler(name string) fake.PodEdit {
 
 // pinned is the affinity that the controller of DaemonSets sets.
 func pinned(node string) fake.PodEdit {
-	return func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
-			}}},
-		}}}
-	}
+	return fake.RequiredAffinity(fake.NodeNamed(node))
 }
 
 // terminating requests the deletion of the pod a time ago, with a grace period of 30 s.
