@@ -120,7 +120,7 @@ func (r *reclaims) pausesForWaste(kind reclaimKind, now time.Time) bool {
 	return r.wastes.Has(kind.tenant, now) && r.pauses[kind] == r.wastes[kind.tenant]
 }
 
-// recordArrival records that a pod of a unit was bound: pods that were evicted for the unit were not evicted in vain.
+// recordArrival records that a pod of a unit was bound: pods that were evicted for the unit were evicted with success.
 func (r *reclaims) recordArrival(g *grant) {
 	if g.madeRoom != (reclaimKind{}) {
 		delete(r.wastes, g.madeRoom.tenant)
