@@ -13,13 +13,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func want[T any](t *testing.T, what string, want, got T) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s: (-want +got)\n%s", what, diff)
-	}
+	check.Equal(t, what, want, got)
 }
 
 // Bob submits many pods of high priority, Alice few: they end equal, and no pod is granted for which there is no room.

@@ -4,13 +4,13 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func TestClosed(t *testing.T) {
@@ -45,9 +45,7 @@ func TestClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var node corev1.Node
 			test.node(&node)
-			if diff := cmp.Diff(test.want, texts(Closed(&node, protocol.Node{}))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, texts(Closed(&node, protocol.Node{})))
 			if got, want := disconnected(&node), len(test.want) > 0 && test.want[0] == notConnected; got != want {
 				t.Errorf("disconnected: %v, want %v", got, want)
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -187,7 +188,5 @@ func TestConcurrentNames(t *testing.T) {
 	calls.Wait()
 	c.DeleteNode("n199")
 	want := slices.Sorted(maps.Keys(c.usable.nodes))
-	if diff := gocmp.Diff(want, c.Names(constraints)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", want, c.Names(constraints))
 }

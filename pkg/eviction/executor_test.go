@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/record"
@@ -19,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -311,9 +311,7 @@ func TestGracePeriod(t *testing.T) {
 	}
 	got := f.server.Calls().Evicted
 	slices.Sort(got)
-	if diff := cmp.Diff([]string{"?g1 600s", "?g2", "?g3", "?s", "g1 600s", "g2", "g3", "s"}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", []string{"?g1 600s", "?g2", "?g3", "?s", "g1 600s", "g2", "g3", "s"}, got)
 }
 
 // Nothing is evicted if the round can't be recorded.

@@ -25,6 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/usage"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -137,9 +138,7 @@ func (m *overuseModel) Ready() error { return nil }
 func (m *overuseModel) Node(string) (*corev1.Node, bool) {
 	inventory := protocol.Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Index: 0, Memory: gpu.Memory(m.cards[0])}, {Index: 1, Memory: gpu.Memory(m.cards[1])}}}
 	text, err := inventory.Annotation()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	check.Must(m.t, err)
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{protocol.AnnotationInventory: text}}}, true
 }
 
@@ -486,18 +485,14 @@ func TestOverusersStep(t *testing.T) {
 					evicted = append(evicted, tenant.name)
 				}
 			}
-			if diff := cmp.Diff(test.evicted, evicted); diff != "" {
-				t.Errorf("evicted: -want +got:\n%s", diff)
-			}
+			check.Equal(t, "evicted", test.evicted, evicted)
 			want := map[string]int{}
 			if len(test.evicted) > 0 {
 				want = map[string]int{"overuser evicted": 1, "write eviction": 1}
 			} else if m.tenants[0].protected {
 				want = map[string]int{"overuser refused": 1, "write eviction": 1}
 			}
-			if diff := cmp.Diff(want, m.observer.Counts(), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("counted: -want +got:\n%s", diff)
-			}
+			check.Equal(t, "counted", want, m.observer.Counts(), cmpopts.EquateEmpty())
 		})
 	}
 }
@@ -614,9 +609,7 @@ func TestOverusersShort(t *testing.T) {
 			for _, uid := range c.evicted {
 				got = append(got, string(uid))
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("evicted (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "evicted", test.want, got)
 		})
 	}
 }

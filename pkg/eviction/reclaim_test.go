@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +21,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -205,9 +205,7 @@ func TestReclaimer(t *testing.T) {
 			if made := f.reclaim(f.need()); made != tc.made {
 				t.Errorf("made: %v", made)
 			}
-			if diff := cmp.Diff(tc.evicted, f.server.Calls().Evicted); diff != "" {
-				t.Errorf("evictions: (-want +got)\n%s", diff)
-			}
+			check.Equal(t, "evictions", tc.evicted, f.server.Calls().Evicted)
 			for what, want := range tc.counts {
 				if got := f.observer.Count(what); got != want {
 					t.Errorf("%s: %d, want %d", what, got, want)
@@ -259,9 +257,7 @@ func TestReclaimerEvents(t *testing.T) {
 		"Normal FairShareEvicted Evicted for pod default/a: tenant alice has 0 of its share of 16, and tenant bob has 32 of its share of 16",
 		"Normal FairShareEvicting Evicting 1 pod(s), since tenant alice has 0 of its share of 16: tenant bob has 32 of its share of 16",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, "the result", want, got)
 }
 
 // A refused victim stays out of the next plans for a while.

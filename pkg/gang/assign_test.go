@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 type memberEdit func(*Member)
@@ -146,9 +145,7 @@ func TestPartition(t *testing.T) {
 				mgr.SetMember(m, begin)
 			}
 			mgr.StartLeading(begin.Add(time.Minute))
-			if diff := cmp.Diff(tc.want, mgr.runs()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", tc.want, mgr.runs())
 			permute(tc.members, func(members []Member) {
 				if got := listedWhileLeading(t, members, tc.want); !slices.Equal(got, tc.want) {
 					t.Errorf("listed as %v: %v, want %v", names(members), got, tc.want)
@@ -173,9 +170,7 @@ func TestPartitionCompletedNames(t *testing.T) {
 		mgr.SetMember(m, begin)
 	}
 	mgr.StartLeading(begin.Add(time.Minute))
-	if diff := cmp.Diff([]string{`running "x": a b c`, `running "x": d e f g`}, mgr.runs()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", []string{`running "x": a b c`, `running "x": d e f g`}, mgr.runs())
 }
 
 // listedWhileLeading returns the runs after a process that leads gets to know the pods one by one, because its watch was behind
@@ -270,9 +265,7 @@ func TestMembership(t *testing.T) {
 			for _, uid := range tc.remove {
 				mgr.RemoveMember(uid, begin)
 			}
-			if diff := cmp.Diff(tc.want, mgr.runs()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", tc.want, mgr.runs())
 		})
 	}
 }

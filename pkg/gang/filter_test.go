@@ -6,10 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestUnknownPodsBounded: filter calls for pods that don't exist must not exhaust the memory.
@@ -139,9 +138,7 @@ func TestFilterSample(t *testing.T) {
 				t.Fatalf("the first member passes on %v", first.Nodes)
 			}
 			got := s.manager.Filter(s.created[1].UID, test.sample, all, s.now)
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			check.Equal(t, "the result", test.want, got)
 		})
 	}
 }

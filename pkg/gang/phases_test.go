@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // phasesAfter holds the phase of a run of three members after an event, by its phase before.
@@ -252,9 +251,7 @@ func TestPhases(t *testing.T) {
 		}
 		got.WriteString(line(event.name, after) + "\n")
 	}
-	if diff := cmp.Diff(phasesAfter, got.String()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", phasesAfter, got.String())
 }
 
 func line(event string, phases []string) string {

@@ -6,12 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // recorder records for which groups memory was asked, by their first members.
@@ -63,18 +62,14 @@ func TestLikeGroups(t *testing.T) {
 	mgr.addGroup("important", 1, 2, func(m *Member) { m.Priority = 1 })
 	mgr.Tick(begin.Add(time.Second))
 	slices.Sort(full.asked)
-	if diff := cmp.Diff([]string{"first-0", "important-0", "larger-0", "with-other-resources-0"}, full.asked); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", []string{"first-0", "important-0", "larger-0", "with-other-resources-0"}, full.asked)
 	full.asked = nil
 	now := begin.Add(time.Minute)
 	clear(mgr.noRoomFor)
 	for _, name := range []string{"second", "third", "first"} {
 		mgr.tryPlan(mgr.groups[Key{Name: name}].runs[0], now)
 	}
-	if diff := cmp.Diff([]string{"second-0", "first-0"}, full.asked); diff != "" {
-		t.Errorf("one that goes before has more groups that give way: -want +got:\n%s", diff)
-	}
+	check.Equal(t, "one that goes before has more groups that give way", []string{"second-0", "first-0"}, full.asked)
 }
 
 // TestNoRoomInFormerTerm: that a group found no room in a former term doesn't keep it from a try in the next one.
@@ -86,9 +81,7 @@ func TestNoRoomInFormerTerm(t *testing.T) {
 		mgr.StopLeading(begin)
 		mgr.StartLeading(begin)
 	}
-	if diff := cmp.Diff([]string{"a", "a"}, full.asked); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, "the result", []string{"a", "a"}, full.asked)
 }
 
 // TestWorkPerTick: a Tick tries a limited number of members. All groups have their turn, although memory is freed before each

@@ -3,9 +3,8 @@ package gang
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestSurplus: the members that were bound last are surplus, as many as there are beyond the number of the group.
@@ -31,9 +30,7 @@ func TestSurplus(t *testing.T) {
 				mgr.SetMember(m, begin)
 			}
 			mgr.StartLeading(begin)
-			if diff := cmp.Diff(tc.want, mgr.Surplus(Key{Name: "job"})); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Equal(t, "the result", tc.want, mgr.Surplus(Key{Name: "job"}))
 		})
 	}
 }

@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestDiagram compares the changes of phases in the diagram of the documentation with the table.
 func TestDiagram(t *testing.T) {
 	const file = "../../docs/design.md"
 	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	_, section, _ := strings.Cut(string(page), "\n### Phases\n")
 	section, _, _ = strings.Cut(section, "\n### ")
 	var drawn, want []string

@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // What Reserve, Release, Remove, SetBound, SetNode, DeleteNode, Check and the readers do is defined by the model of
@@ -37,9 +38,7 @@ func TestReadersGetCopies(t *testing.T) {
 	_, allocation, _ := f.Lookup("a")
 	allocation.Placement[0].Memory = 1
 	again, err := f.Reserve("n1", pod("a", 10), placement.Binpack, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	again.Placement[0].Memory = 1
 	available, _ := f.Availability("n1", pod("x", 1), nil)
 	available.Cards[0].Used, available.Allocations[0].Placement[0].Memory = 1, 1

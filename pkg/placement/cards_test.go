@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // shared returns cards of 16 units each, with these amounts of memory and cores free.
@@ -198,9 +199,7 @@ func TestPlaceManyCards(t *testing.T) {
 		}
 		demand := gpu.Demand{Cards: 8, Memory: 16}
 		got, _ := Place(Binpack, cards, demand)
-		if diff := cmp.Diff(tc.want, got.Cards()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, tc.want, got.Cards())
 	}
 }
 

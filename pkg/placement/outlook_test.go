@@ -7,10 +7,9 @@ import (
 	"testing"
 	"unique"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // asks returns the shape of a pod that asks for that much memory of each of the cards, and for CPU in thousandths.
@@ -365,9 +364,7 @@ func TestScale(t *testing.T) {
 		for _, c := range candidates {
 			got = append(got, c.Suits.Score())
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, tc.want, got)
 	}
 }
 

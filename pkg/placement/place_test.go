@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // free returns cards of 16276 MiB each, as in the figures of the gpushare design, with these amounts free.
@@ -66,9 +67,7 @@ func TestPlace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, reason := Place(tc.policy, tc.cards, units(tc.request))
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("placement (-want +got):\n%s", diff)
-			}
+			check.Equal(t, "placement", tc.want, got)
 			_, suited := suit(tc.policy, Spread, tc.cards, units(tc.request))
 			if fit := Fit(tc.cards, units(tc.request)); reason != tc.reason || fit != tc.reason || suited != tc.reason {
 				t.Errorf("Place returns %q, Fit %q, Suit %q; want %q", reason, fit, suited, tc.reason)
@@ -122,17 +121,13 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	_, err := ParsePolicy("random", Policies())
-	if diff := cmp.Diff(`unknown policy "random": want binpack or spread`, fmt.Sprint(err)); diff != "" {
-		t.Errorf("error (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "error", `unknown policy "random": want binpack or spread`, fmt.Sprint(err))
 }
 
 // TestChartPolicies checks that the chart accepts exactly the policies of the code.
 func TestChartPolicies(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/helm/gpushare/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	for flag, policies := range map[string][]Policy{"cardPolicy": Policies(), "nodePolicy": NodePolicies()} {
 		var want []string
 		for _, p := range policies {
@@ -175,9 +170,7 @@ func TestScore(t *testing.T) {
 		"too large":                                          {Spread, Spread, free(16276), 20000, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, score(tc.card, tc.node, tc.cards, tc.request)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", tc.want, score(tc.card, tc.node, tc.cards, tc.request))
 		})
 	}
 }
@@ -261,9 +254,7 @@ func TestBest(t *testing.T) {
 			got = append(got, c.Node)
 		}
 		slices.Sort(got)
-		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Equal(t, name, tc.want, got)
 	}
 }
 

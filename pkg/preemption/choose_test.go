@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // edit changes a pod of a table row.
@@ -225,9 +226,7 @@ func TestChoose(t *testing.T) {
 			if ok != (len(test.want) > 0) {
 				t.Errorf("found: %v", ok)
 			}
-			if diff := cmp.Diff(preemption.Victims{Pods: test.want, Violations: test.breaks}, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", preemption.Victims{Pods: test.want, Violations: test.breaks}, got)
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -61,9 +62,7 @@ func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {
 	}
 	f.rejectSampled(minSample)
 	f.pass(ledger.TentativeLifetime)
-	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
-		t.Errorf("requeues (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "requeues", []string{"n1"}, f.requeues)
 }
 
 func TestSampledPodIsRequeued(t *testing.T) {

@@ -5,13 +5,13 @@ import (
 	"time"
 	"unique"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -83,7 +83,5 @@ func (f *fixture) reject(uid gpu.PodUID) {
 func (f *fixture) wantRequeue(want ...string) {
 	f.t.Helper()
 	f.Requeue(f.t.Context())
-	if diff := cmp.Diff(want, f.server.Calls().Annotated); diff != "" {
-		f.t.Errorf("changed nodes (-want +got):\n%s", diff)
-	}
+	check.Equal(f.t, "changed nodes", want, f.server.Calls().Annotated)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -31,9 +32,7 @@ func TestBind(t *testing.T) {
 		// The free memory is 12207, 8138, 4069 and 16276 MiB: card 1 fits best.
 		f := start(t, Options{}, fake.Node("n1", 16276, 16276, 16276, 16276), pod, fake.Pod("a", 4069, fake.Bound("n1", 0)),
 			fake.Pod("b", 8138, fake.Bound("n1", 1)), fake.Pod("c", 12207, fake.Bound("n1", 2)))
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		got := f.server.Get(pod)
 		want := protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 1, Memory: 16276}}, Request: 8138, AssumeTime: begin}.Annotations()
 		if diff := cmp.Diff(want, got.Annotations); diff != "" || got.Spec.NodeName != "n1" {
@@ -122,9 +121,7 @@ func TestBadBindRequests(t *testing.T) {
 			t.Errorf("a pod that can't be read: %v", err)
 		}
 		want := map[string]int{"synced": 1, "bind bad_request": 8, "bind no_room": 1, "bind unreachable": 1}
-		if diff := cmp.Diff(want, f.observer.Counts()); diff != "" {
-			t.Errorf("counts (-want +got):\n%s", diff)
-		}
+		check.Equal(t, "counts", want, f.observer.Counts())
 		if diff := cmp.Diff(before, f.ledger.Nodes()); diff != "" {
 			t.Errorf("the ledger changed (-before +after):\n%s", diff)
 		}
@@ -164,9 +161,7 @@ func TestBindWithoutGPUMemory(t *testing.T) {
 		pod := fake.Pod("p", 0) // With a request of 0: without the resource, kube-scheduler would not call the extender.
 		f := start(t, Options{}, fake.Node("n1", 100), pod)
 		for range 2 {
-			if err := f.bind(pod); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, f.bind(pod))
 		}
 		if got := f.server.Get(pod); got.Spec.NodeName != "n1" || len(got.Annotations) != 0 {
 			t.Errorf("bound to %q with %v", got.Spec.NodeName, got.Annotations)
@@ -184,9 +179,7 @@ func TestForgedAnnotations(t *testing.T) {
 		}
 		f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)
 		f.want(pod, "none")
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		f.publish(pod)
 		f.want(pod, "bound n1 card 1")
 		assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
@@ -221,9 +214,7 @@ func TestBindInFlight(t *testing.T) {
 		}
 		cancel()
 		close(goOn)
-		if err := <-first; err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, <-first)
 		f.want(pod, "bound n1 card 0")
 		if n := f.server.Calls().Binds; n != 1 {
 			t.Errorf("%d writes, want 1", n)
@@ -237,9 +228,7 @@ func TestBindWaitsForOthers(t *testing.T) {
 		first, queued := fake.Pod("first", 10), fake.Pod("queued", 10)
 		f := start(t, Options{BindWindow: 100 * time.Millisecond}, fake.Node("n1", 100), first, queued)
 		f.clock.Step(time.Second)
-		if err := f.bind(first); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(first))
 		ended := make(chan error, 1)
 		go func() { ended <- f.bind(queued) }()
 		f.wantSettled(queued, "assumed n1 card 0")
@@ -302,9 +291,7 @@ func TestBindChecksAfterWait(t *testing.T) {
 			f := start(t, Options{BindWindow: 100 * time.Millisecond, Leading: others.leading}, fake.Node("n1", 100, 100), fake.Node("n2", 100), first, pod)
 			f.filter(pod, "n1")
 			f.clock.Step(time.Second)
-			if err := f.Bind(t.Context(), request(first, "n2")); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, f.Bind(t.Context(), request(first, "n2")))
 			ended := make(chan error, 1)
 			go func() { ended <- f.bind(pod) }()
 			f.wantSettled(pod, "assumed n1 card 0")
@@ -334,9 +321,7 @@ func TestRetryKeepsCardWhileItWaits(t *testing.T) {
 		}
 		f.server.Answer(fake.Answers{})
 		f.clock.Step(f.BindDeadline())
-		if err := f.Bind(t.Context(), request(other, "n2")); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.Bind(t.Context(), request(other, "n2")))
 		waiters, ended := f.clock.Waiters(), make(chan error, 1)
 		go func() { ended <- f.bind(pod) }()
 		f.await("the retry to wait for other binds", func() bool { return f.clock.Waiters() > waiters })
@@ -383,9 +368,7 @@ func TestBindAfterTakeOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs, ours := fake.Pod("theirs", 60), fake.Pod("ours", 60)
 		f := start(t, Options{Leading: new(standby).leading}, fake.Node("n1", 100), theirs, ours)
-		if err := f.TakeOver(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.TakeOver(t.Context()))
 		f.server.Set(fake.Edited(theirs, fake.Bound("n1", 0)))
 		if err := f.bind(ours); !errors.Is(err, ledger.ErrNoRoom) {
 			t.Errorf("to a card that the former leader gave away: %v, want ErrNoRoom", err)

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -60,7 +60,5 @@ func TestBoundWithoutExtenderEvents(t *testing.T) {
 	}
 	want := "Warning GPUExtenderNotCalled The pod was bound to node n1 without the extender, so no GPU card was chosen for it: " +
 		"configure its scheduler to call the extender"
-	if diff := cmp.Diff(want, <-f.events); diff != "" {
-		t.Errorf("the Event (-want +got):\n%s", diff)
-	}
+	check.Equal(t, "the Event", want, <-f.events)
 }

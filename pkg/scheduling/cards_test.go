@@ -19,6 +19,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -27,9 +28,7 @@ func inventoried(t *testing.T, name string, change func(*protocol.Inventory)) *c
 	t.Helper()
 	node := fake.Node(name, 16, 16)
 	inventory, err := protocol.ParseInventory(node.Annotations)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, err)
 	change(&inventory)
 	if node.Annotations[protocol.AnnotationInventory], err = inventory.Annotation(); err != nil {
 		t.Fatal(err)
@@ -89,9 +88,7 @@ func TestFilterCards(t *testing.T) {
 				reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.LimitTooLarge, reasons.OldForLimits, reasons.NoLimitAboveRequest, reasons.LimitTooLarge,
 			}},
 		} {
-			if diff := cmp.Diff(test.want, f.filter(test.pod, nodes...).Reasons); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
+			check.Equal(t, name, test.want, f.filter(test.pod, nodes...).Reasons)
 		}
 	})
 }
@@ -167,9 +164,7 @@ func TestRDMAAfterPlan(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.want(pod, "assumed n1 card 0")
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		f.want(pod, "bound n1 card 1")
 	})
 }
@@ -218,9 +213,7 @@ func TestWholeAndSharedCards(t *testing.T) {
 		small, large := fake.Pod("small", 4), fake.Pod("large", 16)
 		expect := func(what string, pod *corev1.Pod, want ...reasons.Reason) {
 			t.Helper()
-			if diff := cmp.Diff(want, f.filter(pod, "shared", "other").Reasons); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", what, diff)
-			}
+			check.Equal(t, what, want, f.filter(pod, "shared", "other").Reasons)
 		}
 		expect("memory of a card", large, reasons.Fits, reasons.NotShared)
 		if got := f.filter(whole, "shared", "other").Names(); len(got) != 2 {
@@ -228,9 +221,7 @@ func TestWholeAndSharedCards(t *testing.T) {
 		}
 		for _, pod := range []*corev1.Pod{small, large} {
 			f.server.Set(pod)
-			if err := f.Bind(t.Context(), request(pod, "shared")); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, f.Bind(t.Context(), request(pod, "shared")))
 		}
 		f.want(small, "bound shared card 0") // The card in use, so that the other one stays empty.
 		f.want(large, "bound shared card 1")
@@ -335,9 +326,7 @@ func TestBindCards(t *testing.T) {
 		forged := fake.Pod("forged", 6, fake.Cards(2), fake.Bound("n2", 0, 1), fake.Annotation(protocol.AnnotationAllocation, `{"0":{"0":1,"1":1}}`))
 		objects := []runtime.Object{fake.Node("n1", 16, 24, 16), fake.Node("n2", 16, 16), other, forged}
 		f := start(t, Options{}, append(objects, pod)...)
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		f.wantEvent("Normal GPUCardAssumed Assumed GPU cards 0, 2 of node n1: 12 MiB in total")
 		want := map[string]string{
 			"ALIYUN_COM_GPU_MEM_IDX": "0,2", "ALIYUN_COM_GPU_MEM_DEV": "16,16", "ALIYUN_COM_GPU_MEM_POD": "12", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
@@ -345,9 +334,7 @@ func TestBindCards(t *testing.T) {
 			"scheduler.framework.gpushare.allocation": `{"0":{"0":4,"2":4},"1":{"0":2,"2":2}}`,
 		}
 		bound := f.server.Get(pod)
-		if diff := cmp.Diff(want, bound.Annotations); diff != "" {
-			t.Errorf("annotations (-want +got):\n%s", diff)
-		}
+		check.Equal(t, "annotations", want, bound.Annotations)
 
 		restarted := start(t, Options{}, append(objects, bound)...)
 		wantShares := gpu.Placement{{Card: 0, Memory: 6, Cores: 30, Containers: 2}, {Card: 2, Memory: 6, Cores: 30, Containers: 2}}

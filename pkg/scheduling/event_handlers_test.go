@@ -7,7 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/binding"
@@ -15,6 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -50,9 +50,7 @@ func (f *handlersFixture) delete(pod *corev1.Pod) {
 func (f *handlersFixture) wantUsed(want ...gpu.Memory) {
 	f.t.Helper()
 	node, _ := f.ledger.Node("n1")
-	if diff := cmp.Diff(want, node.Used); diff != "" {
-		f.t.Errorf("used memory of n1 (-want +got):\n%s", diff)
-	}
+	check.Equal(f.t, "used memory of n1", want, node.Used)
 }
 
 func TestPods(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -91,9 +92,7 @@ func TestFairShare(t *testing.T) {
 				t.Errorf("%s may go to %v: %s", pod.Name, result.Names(), result.Message)
 			}
 		}
-		if err := f.bind(alice); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(alice))
 		f.want(alice, "bound n1 card 0")
 		f.publish(alice)
 		f.await("the tenants", func() bool {
@@ -146,9 +145,7 @@ func TestFairSharePlaceLost(t *testing.T) {
 		t.Run(name, bubble(func(t *testing.T) {
 			pod := fake.Pod("p", 12, gated)
 			f := startFair(t, FairShareOptions{}, new(standby).leading, namespace("default", nil), pod, fake.Node("n2", tc.cards...))
-			if err := f.TakeOver(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, f.TakeOver(t.Context()))
 			f.ledger.SetNode("n1", ledger.NodeSpec{})
 			f.passUntilOpened("p")
 			f.want(pod, "assumed n2 card 0")
@@ -310,17 +307,13 @@ func TestFairShareNamespaces(t *testing.T) {
 			namespace("free", nil, protocol.LabelFairShare, protocol.FairShareOff))...)
 		f.passUntilOpened("free", "no-memory", "urgent")
 		want := []dispatch.Tenant{{Terms: fairshare.Terms{Weight: 3, Guaranteed: 2}, Name: "x", Share: 8, Allocated: 8}}
-		if diff := cmp.Diff(want, f.Tenants()); diff != "" {
-			t.Errorf("(-want +got)\n%s", diff)
-		}
+		check.Equal(t, "the result", want, f.Tenants())
 		f.wantEvent(`Warning FairShareInvalid The default value is used: annotation gpushare.aliyun.com/fair-share-weight: "0" is not a whole number from 1 to 1000000; ` +
 			`annotation gpushare.aliyun.com/fair-share-guaranteed: "2Gi" is not a whole number from 0 to 1099511627776`)
 		if n := f.InvalidNamespaces(); n != 1 {
 			t.Errorf("%d invalid namespaces", n)
 		}
-		if err := f.client.CoreV1().Namespaces().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.client.CoreV1().Namespaces().Delete(t.Context(), "b", metav1.DeleteOptions{}))
 		f.await("the deletion", func() bool { return f.InvalidNamespaces() == 0 })
 	})
 }

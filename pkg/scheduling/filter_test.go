@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -167,9 +168,7 @@ func TestFilterAgreesWithPrioritize(t *testing.T) {
 		for request := int64(1); request <= 100; request++ {
 			pod := fake.Pod("p", request)
 			scores, err := every.Prioritize(pod, all)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Must(t, err)
 			var want []string
 			for _, candidate := range every.filter(pod, all...).Passed {
 				if scores[candidate.Node] == slices.Max(scores) {

@@ -26,6 +26,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -179,9 +180,7 @@ func (f *fixture) bind(pod *corev1.Pod) error { return f.Bind(f.t.Context(), req
 func (f *fixture) filter(pod *corev1.Pod, nodes ...string) FilterResult {
 	f.t.Helper()
 	result, err := f.Filter(pod, nodes)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 	return result
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -43,9 +44,7 @@ func TestPlanLosesPlaces(t *testing.T) {
 			g := startGang(t, GangOptions{}, theirs)
 			arrived := []int{0, 1}
 			if test.newTerm {
-				if err := g.TakeOver(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				check.Must(t, g.TakeOver(t.Context()))
 				g.server.Set(fake.Edited(theirs, fake.Bound("n1", 0))) // The watch hasn't reported it.
 			} else {
 				g.startBinds(t.Context(), arrived...)

@@ -4,11 +4,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 	"github.com/gpushare/gpushare/test/mistakes"
 )
@@ -45,9 +45,7 @@ func TestMistakes(t *testing.T) {
 				return got
 			}
 			if want := m.Want(); m.Wait == nil {
-				if diff := cmp.Diff(want, find()); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				check.Equal(t, "the result", want, find())
 			} else {
 				f.pass(m.Words, func() bool { return find() == want }) // The groups lead after a tick.
 			}
@@ -68,9 +66,7 @@ func TestNodeMistakes(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(m.Problems, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, "the result", m.Problems, got)
 		}))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -34,9 +35,7 @@ func TestRequeueAfterLateWatch(t *testing.T) {
 		if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
 			t.Errorf("%+v", result)
 		}
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
 		seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
 		f.requeue.Rejected(protocol.Pod(pod), 1, seen)
@@ -128,9 +127,7 @@ func TestRequeuePendingPods(t *testing.T) {
 					if got := f.requeued(); len(got) > 0 {
 						t.Errorf("requeued by %v before the term", got)
 					}
-					if err := f.TakeOver(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					check.Must(t, f.TakeOver(t.Context()))
 				}
 				want := "n1"
 				if !test.want {
@@ -176,9 +173,7 @@ func TestEvictionForRejectedPod(t *testing.T) {
 		if got := f.filter(rival, "n1").Names(); len(got) != 0 {
 			t.Errorf("a pod of equal priority may go to %v", got)
 		}
-		if err := f.bind(pod); err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, f.bind(pod))
 		f.publish(pod)
 		if !f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") || f.evictor.KeepsCard(protocol.Pod(pod), "") {
 			t.Error("the reservation and the round go on")

@@ -15,6 +15,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -37,9 +38,7 @@ func (f *fixture) sampledCycle(pod *corev1.Pod) map[string]preemption.Victims {
 		f.t.Fatalf("filter passes %v, %v", result.Names(), err)
 	}
 	victims, err := f.Preempt(f.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-old-1"}}})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	check.Must(f.t, err)
 	return victims
 }
 
@@ -73,9 +72,7 @@ func TestSample(t *testing.T) {
 		}
 		f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
 		f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
-		if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
-			t.Errorf("nominations (-want +got):\n%s", diff)
-		}
+		check.Equal(t, "nominations", []string{"p=n3"}, f.server.Calls().Nominated)
 		f.pass("the requeue after it", func() bool { return len(f.server.Calls().Annotated) == 2 })
 	})
 }
@@ -209,9 +206,7 @@ func TestSampleWithFairShare(t *testing.T) {
 			f.sampledCycle(pod)
 			return len(f.server.Calls().Nominated) > 0
 		})
-		if diff := cmp.Diff([]string{"p=n3"}, f.server.Calls().Nominated); diff != "" {
-			t.Errorf("nominations (-want +got):\n%s", diff)
-		}
+		check.Equal(t, "nominations", []string{"p=n3"}, f.server.Calls().Nominated)
 		f.want(pod, "assumed n3 card 0")
 	})
 }

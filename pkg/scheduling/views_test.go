@@ -6,11 +6,11 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -41,9 +41,7 @@ func TestDiagnose(t *testing.T) {
 			for i, d := range diagnoses {
 				got[pods[i].Name] = d
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", what, diff)
-			}
+			check.Equal(t, what, want, got)
 		}
 		change := func(what string, edit func(*corev1.Node)) {
 			t.Helper()
