@@ -72,7 +72,8 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			if m.units[u.item.ID] != u || m.makesRoom(u) || m.reclaims.pausing(u, now) || u.obstacle() != reasons.ObstacleNoRoom {
 				continue
 			}
-			if pods += len(u.pods); pods > maxReclaim && len(units) > 0 {
+			pods += len(u.pods)
+			if pods > maxReclaim && len(units) > 0 {
 				return units
 			}
 			units = append(units, u)

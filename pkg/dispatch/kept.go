@@ -75,7 +75,8 @@ func (r *round) takeKept(u *unit) (places []ledger.Place) {
 	if len(r.m.kept) == 0 || own.triedKept[u.kind] || own.effort >= r.tenantEffort {
 		return nil
 	}
-	if places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == u.item.Tenant }); places != nil {
+	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == u.item.Tenant })
+	if places != nil {
 		return places
 	}
 	r.m.nextCame(u.item.Tenant, true, r.now)

@@ -97,7 +97,8 @@ func (k kinds) forgetFeasible() {
 
 // drop drops a kind that has no units left.
 func (k kinds) drop(one *kind) {
-	if delete(one.kinds, one.memory); len(one.kinds) == 0 {
+	delete(one.kinds, one.memory)
+	if len(one.kinds) == 0 {
 		delete(k, one.text)
 	}
 }

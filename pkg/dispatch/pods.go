@@ -109,7 +109,8 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	m.count(p, 0)
 	delete(m.gated, uid)
 	delete(m.pods, uid)
-	if delete(m.inNamespace[p.Namespace], uid); len(m.inNamespace[p.Namespace]) == 0 {
+	delete(m.inNamespace[p.Namespace], uid)
+	if len(m.inNamespace[p.Namespace]) == 0 {
 		delete(m.inNamespace, p.Namespace)
 	}
 	delete(m.allocated, uid)
@@ -161,7 +162,8 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 			m.noteEnd(p, p.countedFor)
 		}
 	}
-	if p.counted, p.countedFor = amount, ns.Tenant; amount > 0 {
+	p.counted, p.countedFor = amount, ns.Tenant
+	if amount > 0 {
 		m.queue.Charge(ns.Tenant, amount)
 	}
 }

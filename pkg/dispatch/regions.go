@@ -44,7 +44,8 @@ func newRegions(constraints []unique.Handle[string], eligible func(unique.Handle
 	n, tried := 1, 0
 	var sets []map[string]struct{}
 	for _, c := range constraints {
-		if r.classes[c] = allNodes; c == (unique.Handle[string]{}) || len(sets) == maxClasses || tried >= maxTried {
+		r.classes[c] = allNodes
+		if c == (unique.Handle[string]{}) || len(sets) == maxClasses || tried >= maxTried {
 			continue
 		}
 		tried += sizeOf(c)

@@ -15,7 +15,8 @@ func (r *round) try(u *unit, awaits bool) (places []ledger.Place) {
 	}
 	u.kind.fail(r.m.progress.rounds)
 	if u.kind.obstacle == reasons.ObstacleUntried {
-		if u.kind.obstacle = reasons.ObstacleNoRoom; !r.m.everFits(u) {
+		u.kind.obstacle = reasons.ObstacleNoRoom
+		if !r.m.everFits(u) {
 			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}

@@ -72,7 +72,8 @@ func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
 	m.grantHeld(now)
 	m.keepEnded(now)
 	r.capacity, r.open = m.Capacity(true), m.openPods()
-	if p.rounds, m.effort = p.rounds+1, 0; len(freed) > 0 {
+	p.rounds, m.effort = p.rounds+1, 0
+	if len(freed) > 0 {
 		p.freedAt = p.rounds
 	}
 	r.grantInOrder()

@@ -86,7 +86,8 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 	}
 	r := &m.retries
 	atOnce := r.allAt.IsZero()
-	if all = !now.Before(r.allAt); all {
+	all = !now.Before(r.allAt)
+	if all {
 		r.due = m.kinds.tried()
 		slices.SortFunc(r.due, func(a, b *kind) int { return a.compare(b.kindKey) })
 		r.perRound = max(leastRetries, len(r.due)/retryRounds)

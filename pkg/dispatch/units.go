@@ -77,7 +77,8 @@ func (m *Manager) withdraw(p *pod) {
 // leaveGroup removes a pod from those that wait in groups.
 func (m *Manager) leaveGroup(p *pod) {
 	if waiting := m.members[p.Group]; waiting != nil {
-		if delete(waiting, p.UID); len(waiting) == 0 {
+		delete(waiting, p.UID)
+		if len(waiting) == 0 {
 			delete(m.members, p.Group)
 		}
 	}
@@ -139,7 +140,8 @@ func (m *Manager) removeUnit(u *unit) {
 		}
 	}
 	if m.units[u.item.ID] == u {
-		if u.kind.units--; u.kind.units == 0 && !m.leading {
+		u.kind.units--
+		if u.kind.units == 0 && !m.leading {
 			m.kinds.drop(u.kind) // Otherwise Tick does it.
 		}
 		delete(m.units, u.item.ID)

@@ -82,7 +82,8 @@ func (f *flow) push(n, sink int, amount gpu.Memory) (sent gpu.Memory) {
 		more := f.push(e.to, sink, min(amount-sent, e.left))
 		e.left -= more
 		f.edges[i^1].left += more
-		if sent += more; sent == amount {
+		sent += more
+		if sent == amount {
 			return sent
 		}
 	}

@@ -34,7 +34,8 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 	requests = c.shortlist(requests)
 	l.update(func() []string {
 		freed := l.endItem(Queued, item.ID)
-		if made = c.choose(requests); !made {
+		made = c.choose(requests)
+		if !made {
 			l.endItem(Queued, item.ID) // No pod has seen the reservation.
 		}
 		nodes, _ := l.freeOf(item.ID)
