@@ -151,12 +151,12 @@ func (m *Manager) setShares(s *standings) {
 		s.regions = m.installRegions(amounts)
 		pools, demands, _ = s.demands(s.regions.changes)
 	}
-	for i, share := range pools.Shares(s.claims, demands) {
+	for i, share := range pools.Shares(s.sharing, demands) {
 		s.tenants[i].Share = share
 	}
 }
 
-// demands returns the regions as pools, and the parts of the demand of each claim by class. Memory on nodes that its pods couldn't use now, such as cordoned
+// demands returns the regions as pools, and the parts of each tenant's demand by class. Memory on nodes that its pods couldn't use now, such as cordoned
 // ones, has a pool and a class of its own. ok is false if there are no regions after that many changes of nodes yet, or a pod has constraints that they don't
 // know.
 func (s *standings) demands(changes uint64) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
@@ -165,9 +165,9 @@ func (s *standings) demands(changes uint64) (pools fairshare.Pools, demands [][]
 		return pools, nil, false
 	}
 	closed := len(r.Classes)
-	position := make(map[string]int, len(s.claims))
-	demands = make([][]gpu.Memory, len(s.claims))
-	for i, c := range s.claims {
+	position := make(map[string]int, len(s.sharing))
+	demands = make([][]gpu.Memory, len(s.sharing))
+	for i, c := range s.sharing {
 		position[c.Name], demands[i] = i, make([]gpu.Memory, closed+1)
 	}
 	onClosed, ok := gpu.Memory(0), true

@@ -45,7 +45,8 @@ func (m *Manager) Tenants() []Tenant {
 type standings struct {
 	// tenants are in the order of their turns. They have no Share before setShares.
 	tenants []Tenant
-	claims  []fairshare.Claim
+	// sharing are the same tenants, as their shares depend on them.
+	sharing []fairshare.Tenant
 	// units are the waiting units of each tenant. demanded is the memory that waits, of the units that count for their tenants' demand.
 	units    [][]*unit
 	demanded map[demander]gpu.Memory
@@ -93,7 +94,7 @@ func (m *Manager) takeStandings() *standings {
 			before++
 		}
 		out.tenants, out.units = append(out.tenants, t), append(out.units, own)
-		out.claims = append(out.claims, fairshare.Claim{Terms: s.Terms, Name: s.Name, Demand: demand})
+		out.sharing = append(out.sharing, fairshare.Tenant{Terms: s.Terms, Name: s.Name, Demand: demand})
 	}
 	return out
 }

@@ -14,13 +14,13 @@ type Pools struct {
 	Classes [][]int
 }
 
-// Shares divides the pools among the claims and returns the shares, like the function Shares, but accurate to about a unit. demands holds
-// each claim's demand by class. A tenant whose pods can use only small pools may get less than by its terms alone. Then the others divide the
+// Shares divides the pools among the tenants and returns the shares, like the function Shares, but accurate to about a unit. demands holds
+// each tenant's demand by class. A tenant whose pods can use only small pools may get less than by its terms alone. Then the others divide the
 // rest. The result is max-min fair: beyond the guaranteed amounts, no share can be raised without lowering another share that
 // is not larger in proportion to its weight. All shares together fit the pools.
-func (p Pools) Shares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
-	d := division{p, claims, demands, make([]gpu.Memory, len(claims)), make([]bool, len(claims))}
-	open := make([]int, len(claims))
+func (p Pools) Shares(tenants []Tenant, demands [][]gpu.Memory) []gpu.Memory {
+	d := division{p, tenants, demands, make([]gpu.Memory, len(tenants)), make([]bool, len(tenants))}
+	open := make([]int, len(tenants))
 	for i := range open {
 		open[i] = i
 	}
@@ -28,52 +28,52 @@ func (p Pools) Shares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
 	return d.shares
 }
 
-// division is the state of Pools.Shares: the shares of some claims are final.
+// division is the state of Pools.Shares: the shares of some tenants are final.
 type division struct {
 	Pools
-	claims  []Claim
+	tenants []Tenant
 	demands [][]gpu.Memory
 	shares  []gpu.Memory
 	final   []bool
 }
 
-// divide computes the shares of the open claims, when some shares are final already. First it divides the memory that the final shares leave
-// as if all claims could use all of it. If the result can't be placed, some claims compete for pools that are too small for them. For these
-// claims, divide computes the shares separately: together they get all memory of these pools, which is less than the
-// first division gave them. The other open claims don't need these pools, and divide what is left. This is the decomposition algorithm
+// divide computes the shares of the open tenants, when some shares are final already. First it divides the memory that the final shares leave
+// as if all tenants could use all of it. If the result can't be placed, some tenants compete for pools that are too small for them. For these
+// tenants, divide computes the shares separately: together they get all memory of these pools, which is less than the
+// first division gave them. The other open tenants don't need these pools, and divide what is left. This is the decomposition algorithm
 // for polymatroids (H. Groenevelt, Two algorithms for maximizing a separable concave function over a polymatroid feasible region,
 // 1991).
 func (d *division) divide(open []int) {
 	if len(open) == 0 {
 		return
 	}
-	claims := make([]Claim, len(open))
-	for i, claim := range open {
-		claims[i] = d.claims[claim]
-		d.shares[claim] = claims[i].Demand
+	tenants := make([]Tenant, len(open))
+	for i, tenant := range open {
+		tenants[i] = d.tenants[tenant]
+		d.shares[tenant] = tenants[i].Demand
 	}
 	total, _ := d.fit(open)
-	for i, share := range Shares(total, claims) {
+	for i, share := range Shares(total, tenants) {
 		d.shares[open[i]] = share
 	}
 	placed, lacking := d.fit(open)
-	competing := slices.DeleteFunc(slices.Clone(open), func(claim int) bool { return !lacking[claim] })
+	competing := slices.DeleteFunc(slices.Clone(open), func(tenant int) bool { return !lacking[tenant] })
 	// The last two conditions can't be true. They prevent an endless recursion if there is a defect.
 	if placed == total || len(competing) == 0 || len(competing) == len(open) {
-		for _, claim := range open {
-			d.final[claim] = true
+		for _, tenant := range open {
+			d.final[tenant] = true
 		}
 		return
 	}
 	d.divide(competing)
-	d.divide(slices.DeleteFunc(open, func(claim int) bool { return lacking[claim] }))
+	d.divide(slices.DeleteFunc(open, func(tenant int) bool { return lacking[tenant] }))
 }
 
-// fit places the final shares, and as much as possible of the shares of the open claims. It returns how much of the open claims' shares was
-// placed, and the claims that compete for pools that were too small.
+// fit places the final shares, and as much as possible of the shares of the open tenants. It returns how much of the open tenants' shares was
+// placed, and the tenants that compete for pools that were too small.
 func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 	const source, sink, first = 0, 1, 2
-	pools := first + len(d.claims)
+	pools := first + len(d.tenants)
 	classes := pools + len(d.Sizes)
 	f := newFlow(classes + len(d.Classes))
 	for i, size := range d.Sizes {
@@ -84,27 +84,27 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 			f.connect(classes+i, pools+pool, unlimited)
 		}
 	}
-	supply := func(claim int) {
-		f.connect(source, first+claim, d.shares[claim])
-		for class, demand := range d.demands[claim] {
+	supply := func(tenant int) {
+		f.connect(source, first+tenant, d.shares[tenant])
+		for class, demand := range d.demands[tenant] {
 			if demand > 0 {
-				f.connect(first+claim, classes+class, demand)
+				f.connect(first+tenant, classes+class, demand)
 			}
 		}
 	}
-	for claim, final := range d.final {
+	for tenant, final := range d.final {
 		if final {
-			supply(claim)
+			supply(tenant)
 		}
 	}
 	f.maximize(source, sink)
-	for _, claim := range open {
-		supply(claim)
+	for _, tenant := range open {
+		supply(tenant)
 	}
 	placed = f.maximize(source, sink)
-	lacking = make([]bool, len(d.claims))
-	for claim := range d.claims {
-		lacking[claim] = f.lengths[first+claim] != unreached
+	lacking = make([]bool, len(d.tenants))
+	for tenant := range d.tenants {
+		lacking[tenant] = f.lengths[first+tenant] != unreached
 	}
 	return placed, lacking
 }

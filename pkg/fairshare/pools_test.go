@@ -14,14 +14,14 @@ import (
 func TestPoolsShares(t *testing.T) {
 	// Two pools of 10 and 20. Pods of class 0 can use both, those of class 1 the first one, those of class 2 the second one.
 	pools := Pools{[]gpu.Memory{10, 20}, [][]int{{0, 1}, {0}, {1}}}
-	weights := func(weights ...int64) (claims []Claim) {
+	weights := func(weights ...int64) (tenants []Tenant) {
 		for i, weight := range weights {
-			claims = append(claims, Claim{Terms: Terms{Weight: weight}, Name: fmt.Sprint(i)})
+			tenants = append(tenants, Tenant{Terms: Terms{Weight: weight}, Name: fmt.Sprint(i)})
 		}
-		return claims
+		return tenants
 	}
 	for name, test := range map[string]struct {
-		claims  []Claim
+		tenants []Tenant
 		demands [][]gpu.Memory
 		want    []gpu.Memory
 	}{
@@ -32,15 +32,15 @@ func TestPoolsShares(t *testing.T) {
 		"a tenant with pods of two classes":             {weights(1, 1), [][]gpu.Memory{{0, 50, 3}, {50, 0, 0}}, []gpu.Memory{13, 17}},
 		"what isn't asked for in a pool goes to others": {weights(1, 1, 1), [][]gpu.Memory{{0, 4, 0}, {50, 0, 0}, {0, 0, 50}}, []gpu.Memory{4, 13, 13}},
 		"less than the guaranteed amount": {
-			[]Claim{{Terms: Terms{1, 20}, Name: "0"}, {Terms: Terms{1, 0}, Name: "1"}, {Terms: Terms{1, 5}, Name: "2"}},
+			[]Tenant{{Terms: Terms{1, 20}, Name: "0"}, {Terms: Terms{1, 0}, Name: "1"}, {Terms: Terms{1, 5}, Name: "2"}},
 			[][]gpu.Memory{{0, 50, 0}, {50, 0, 0}, {50, 0, 0}}, []gpu.Memory{10, 8, 12},
 		},
 		"no tenant asks": {weights(1), [][]gpu.Memory{{0, 0, 0}}, []gpu.Memory{0}},
 	} {
-		for i := range test.claims {
-			test.claims[i].Demand = sum(test.demands[i])
+		for i := range test.tenants {
+			test.tenants[i].Demand = sum(test.demands[i])
 		}
-		if diff := gocmp.Diff(test.want, pools.Shares(test.claims, test.demands)); diff != "" {
+		if diff := gocmp.Diff(test.want, pools.Shares(test.tenants, test.demands)); diff != "" {
 			t.Errorf("%s: (-want +got)\n%s", name, diff)
 		}
 	}
@@ -98,12 +98,12 @@ func (p Pools) fits(shares []gpu.Memory, demands [][]gpu.Memory) bool {
 	return true
 }
 
-// slowShares gives unit by unit to the claim with the least of its guaranteed amount, and then with the least in proportion to its
+// slowShares gives unit by unit to the tenant with the least of its guaranteed amount, and then with the least in proportion to its
 // weight, that can use one more beside what the others have.
-func (p Pools) slowShares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
-	shares, full := make([]gpu.Memory, len(claims)), make([]bool, len(claims))
+func (p Pools) slowShares(tenants []Tenant, demands [][]gpu.Memory) []gpu.Memory {
+	shares, full := make([]gpu.Memory, len(tenants)), make([]bool, len(tenants))
 	level := func(i int) float64 { // With its next unit.
-		c, guaranteed := claims[i], min(claims[i].Guaranteed, claims[i].Demand)
+		c, guaranteed := tenants[i], min(tenants[i].Guaranteed, tenants[i].Demand)
 		if shares[i] < guaranteed {
 			return float64(shares[i]+1)/float64(c.Guaranteed) - 1e9
 		}
@@ -111,7 +111,7 @@ func (p Pools) slowShares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
 	}
 	for {
 		next := -1
-		for i := range claims {
+		for i := range tenants {
 			if !full[i] && (next < 0 || level(i) < level(next)) {
 				next = i
 			}
@@ -120,35 +120,35 @@ func (p Pools) slowShares(claims []Claim, demands [][]gpu.Memory) []gpu.Memory {
 			return shares
 		}
 		shares[next]++
-		if shares[next] > claims[next].Demand || !p.fits(shares, demands) {
+		if shares[next] > tenants[next].Demand || !p.fits(shares, demands) {
 			shares[next]--
 			full[next] = true
 		}
 	}
 }
 
-// TestPoolsSharesModel compares the shares of random claims with slow ones. Units that can't be divided go to different tenants, once
+// TestPoolsSharesModel compares the shares of random tenants with slow ones. Units that can't be divided go to different tenants, once
 // in each step of the decomposition.
 func TestPoolsSharesModel(t *testing.T) {
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 4))
 		p := randomPools(random)
-		claims, demands := make([]Claim, 1+random.IntN(6)), [][]gpu.Memory{}
-		for i := range claims {
-			claims[i] = Claim{Terms{1 + random.Int64N(4), gpu.Memory(max(random.IntN(40)-20, 0))}, fmt.Sprint("t", i), 0}
+		tenants, demands := make([]Tenant, 1+random.IntN(6)), [][]gpu.Memory{}
+		for i := range tenants {
+			tenants[i] = Tenant{Terms{1 + random.Int64N(4), gpu.Memory(max(random.IntN(40)-20, 0))}, fmt.Sprint("t", i), 0}
 			demands = append(demands, make([]gpu.Memory, len(p.Classes)))
 			for class := range p.Classes {
 				demands[i][class] = gpu.Memory(max(random.IntN(60)-20, 0))
 			}
-			claims[i].Demand = sum(demands[i])
+			tenants[i].Demand = sum(demands[i])
 		}
-		shares, want := p.Shares(claims, demands), p.slowShares(claims, demands)
+		shares, want := p.Shares(tenants, demands), p.slowShares(tenants, demands)
 		if !p.fits(shares, demands) || sum(shares) != sum(want) {
-			t.Fatalf("seed %d: pools %v, claims %v, demands %v: shares %v don't fit or leave room, want %v", seed, p, claims, demands, shares, want)
+			t.Fatalf("seed %d: pools %v, tenants %v, demands %v: shares %v don't fit or leave room, want %v", seed, p, tenants, demands, shares, want)
 		}
 		for i := range shares {
 			if off := shares[i] - want[i]; off < -2 || off > 2 {
-				t.Fatalf("seed %d: pools %v, claims %v, demands %v: shares %v, want %v", seed, p, claims, demands, shares, want)
+				t.Fatalf("seed %d: pools %v, tenants %v, demands %v: shares %v, want %v", seed, p, tenants, demands, shares, want)
 			}
 		}
 	}
@@ -157,23 +157,23 @@ func TestPoolsSharesModel(t *testing.T) {
 // BenchmarkPoolsShares divides 32 pools among tenants that ask for about as much as there is. Each class of pods can use a few pools.
 func BenchmarkPoolsShares(b *testing.B) {
 	const pools = 32
-	for _, tenants := range []int{50, 200, 400} {
-		b.Run(fmt.Sprint(tenants, " tenants"), func(b *testing.B) {
+	for _, count := range []int{50, 200, 400} {
+		b.Run(fmt.Sprint(count, " tenants"), func(b *testing.B) {
 			random := rand.New(rand.NewPCG(1, 1))
-			p, claims, demands := Pools{}, make([]Claim, tenants), make([][]gpu.Memory, tenants)
+			p, tenants, demands := Pools{}, make([]Tenant, count), make([][]gpu.Memory, count)
 			for range pools {
 				p.Sizes = append(p.Sizes, gpu.Memory(500+random.IntN(4000)))
 				p.Classes = append(p.Classes, random.Perm(pools)[:1+random.IntN(4)])
 			}
-			for i := range tenants {
+			for i := range count {
 				demands[i] = make([]gpu.Memory, pools)
 				for range 3 {
-					demands[i][random.IntN(pools)] = gpu.Memory(random.IntN(100_000 / tenants))
+					demands[i][random.IntN(pools)] = gpu.Memory(random.IntN(100_000 / count))
 				}
-				claims[i] = Claim{Terms{1 + random.Int64N(4), 0}, fmt.Sprint(i), sum(demands[i])}
+				tenants[i] = Tenant{Terms{1 + random.Int64N(4), 0}, fmt.Sprint(i), sum(demands[i])}
 			}
 			for b.Loop() {
-				p.Shares(claims, demands)
+				p.Shares(tenants, demands)
 			}
 		})
 	}

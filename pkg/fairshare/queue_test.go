@@ -252,10 +252,10 @@ func TestQueueShares(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		const largest = 4
 		var items []Item
-		claims := make([]Claim, 2+random.IntN(6))
+		claims := make([]Tenant, 2+random.IntN(6))
 		for i := range claims {
 			name := string(rune('a' + i))
-			claims[i] = Claim{Terms{1 + random.Int64N(4), gpu.Memory(max(random.IntN(60)-30, 0))}, name, 0}
+			claims[i] = Tenant{Terms{1 + random.Int64N(4), gpu.Memory(max(random.IntN(60)-30, 0))}, name, 0}
 			for n := range random.IntN(60) {
 				added := item(fmt.Sprintf("%s/%d", name, n), gpu.Memory(1+random.IntN(largest)), int32(random.IntN(2)), random.IntN(9))
 				items, claims[i].Demand = append(items, added), claims[i].Demand+added.Memory

@@ -26,27 +26,27 @@ type Terms struct {
 // DefaultTerms are those of a tenant for which nothing is set.
 var DefaultTerms = Terms{Weight: 1}
 
-// Claim is a tenant's claim to a part of the memory that is divided.
-type Claim struct {
+// Tenant is a tenant among which memory is divided.
+type Tenant struct {
 	Terms
-	// Name orders tenants with equal claims, so that the shares don't depend on the order of the claims.
+	// Name orders tenants that are equal otherwise, so that the shares don't depend on the order of the tenants.
 	Name string
 	// Demand is the amount that the tenant could use: the memory that its pods have, and the memory that its waiting pods request.
 	Demand gpu.Memory
 }
 
-// Shares divides total among the claims, in whole units, and returns the shares in the order of the claims. Each tenant gets its
+// Shares divides total among the tenants, in whole units, and returns the shares in the order of the tenants. Each tenant gets its
 // guaranteed amount first; if total is too small for all of them, it is divided in proportion to the guaranteed amounts. The rest is divided
 // by weight. No share exceeds the demand. The shares add up to total, or to the sum of the demands if that is less.
-func Shares(total gpu.Memory, claims []Claim) []gpu.Memory {
-	shares := make([]gpu.Memory, len(claims))
-	byGuarantee, byWeight := make([]vessel, len(claims)), make([]vessel, len(claims))
-	for i, c := range claims {
-		byGuarantee[i] = vessel{name: c.Name, weight: uint64(c.Guaranteed), size: min(c.Guaranteed, c.Demand), level: &shares[i]}
+func Shares(total gpu.Memory, tenants []Tenant) []gpu.Memory {
+	shares := make([]gpu.Memory, len(tenants))
+	byGuarantee, byWeight := make([]vessel, len(tenants)), make([]vessel, len(tenants))
+	for i, t := range tenants {
+		byGuarantee[i] = vessel{name: t.Name, weight: uint64(t.Guaranteed), size: min(t.Guaranteed, t.Demand), level: &shares[i]}
 	}
 	left := fill(total, byGuarantee)
-	for i, c := range claims {
-		byWeight[i] = vessel{name: c.Name, weight: uint64(max(c.Weight, 1)), size: c.Demand.Sub(shares[i]), level: &shares[i]}
+	for i, t := range tenants {
+		byWeight[i] = vessel{name: t.Name, weight: uint64(max(t.Weight, 1)), size: t.Demand.Sub(shares[i]), level: &shares[i]}
 	}
 	fill(left, byWeight)
 	return shares

@@ -43,7 +43,7 @@ func FuzzParseTerms(f *testing.F) {
 				t.Fatalf("guaranteed amount %q is read as %d", guaranteed, parsed)
 			}
 		}
-		shares := Shares(1000, []Claim{{terms, "a", 800}, {DefaultTerms, "b", 800}})
+		shares := Shares(1000, []Tenant{{terms, "a", 800}, {DefaultTerms, "b", 800}})
 		if shares[0]+shares[1] != 1000 || shares[0] > 800 || shares[1] > 800 {
 			t.Fatalf("%v: shares %v", terms, shares)
 		}

@@ -326,9 +326,9 @@ func (l *liveness) excess() map[string]int64 {
 			demand[p.tenant] += gpu.Memory(p.memory)
 		}
 	}
-	var claims []fairshare.Claim
+	var claims []fairshare.Tenant
 	for _, t := range l.w.fair.tenants {
-		claims = append(claims, fairshare.Claim{Terms: fairshare.Terms{Weight: int64(t.weight[0] - '0')}, Name: t.name, Demand: demand[t.name]})
+		claims = append(claims, fairshare.Tenant{Terms: fairshare.Terms{Weight: int64(t.weight[0] - '0')}, Name: t.name, Demand: demand[t.name]})
 	}
 	out := map[string]int64{}
 	for n, share := range fairshare.Shares(gpu.Memory(l.memory()), claims) {
