@@ -20,6 +20,14 @@ const LongEnv = "GPUSHARE_TEST_LONG"
 // there. The API server needs 90 MiB more.
 const SeldomGC = "GOGC=400"
 
+// Repository returns the repository's root.
+func Repository(t testing.TB) string {
+	t.Helper()
+	root, err := RepositoryRoot()
+	check.Must(t, err)
+	return root
+}
+
 // Long reports whether LongEnv is set.
 func Long() bool { return os.Getenv(LongEnv) != "" }
 

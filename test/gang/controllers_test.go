@@ -118,8 +118,7 @@ func TestSuspendedJobs(t *testing.T) {
 // one is replaced without the others.
 func TestSample(t *testing.T) {
 	c := controlled.Start(t)
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
+	root := controlplane.Repository(t)
 	f := &fixture{c.DefaultNamespace(t)}
 	groups := func(columns ...string) {
 		t.Helper()

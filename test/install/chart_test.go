@@ -28,6 +28,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
 	"github.com/gpushare/gpushare/test/check"
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakenvml"
 )
 
@@ -80,7 +81,7 @@ func TestPlainManifests(t *testing.T) {
 	path, err := helmPath()
 	must(t, err)
 	cmd := exec.Command("go", "run", "./hack/manifests", "--check", "--helm="+path)
-	cmd.Dir = repository(t)
+	cmd.Dir = controlplane.Repository(t)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -226,7 +227,7 @@ func TestWrongValues(t *testing.T) {
 			}
 		})
 	}
-	schema, err := os.ReadFile(filepath.Join(repository(t), chart, "values.schema.json"))
+	schema, err := os.ReadFile(filepath.Join(controlplane.Repository(t), chart, "values.schema.json"))
 	must(t, err)
 	if bytes.Contains(schema, []byte(`"pattern"`)) {
 		t.Error("the schema's error about a pattern is a regular expression: check the value in templates/_mistakes.tpl")
@@ -505,7 +506,7 @@ func TestRulesAndDashboard(t *testing.T) {
 	if got := objects[rules].GetLabels()["release"]; got != "prometheus" {
 		t.Errorf("the rules' label is %q", got)
 	}
-	text, err := os.ReadFile(filepath.Join(repository(t), chart, "files", "dashboard.json"))
+	text, err := os.ReadFile(filepath.Join(controlplane.Repository(t), chart, "files", "dashboard.json"))
 	must(t, err)
 	got, _, err := unstructured.NestedString(objects[dashboard].Object, "data", "gpushare.json")
 	must(t, err)
@@ -976,7 +977,7 @@ func openPorts(t *testing.T, policy networkingv1.NetworkPolicySpec, pod corev1.P
 
 func readYAML(t *testing.T, path string) (out map[string]any) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(repository(t), path))
+	data, err := os.ReadFile(filepath.Join(controlplane.Repository(t), path))
 	must(t, err)
 	must(t, yaml.Unmarshal(data, &out))
 	return out
@@ -985,7 +986,7 @@ func readYAML(t *testing.T, path string) (out map[string]any) {
 // example returns the first YAML example below a heading of a page.
 func example(t *testing.T, page, heading string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repository(t), page))
+	text, err := os.ReadFile(filepath.Join(controlplane.Repository(t), page))
 	must(t, err)
 	_, section, _ := strings.Cut(string(text), "\n"+heading+"\n")
 	_, example, _ := strings.Cut(section, "```yaml\n")

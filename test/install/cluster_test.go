@@ -48,7 +48,7 @@ func start(t *testing.T) *cluster {
 	t.Helper()
 	t.Parallel()
 	o := framework.Options{Bare: true, ControlPlane: controlplane.Options{ControllerManager: true}}
-	c := &cluster{Cluster: framework.StartForTest(t, o), t: t, root: repository(t)}
+	c := &cluster{Cluster: framework.StartForTest(t, o), t: t, root: controlplane.Repository(t)}
 	c.helm = newHelm(t, c.KubeconfigPath)
 	c.Node = c.AddNodeForTest(t, framework.NodeSpec{Name: node, Cards: []uint64{16 << 10, 16 << 10}, WithoutPlugin: true})
 	return c

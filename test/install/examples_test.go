@@ -11,12 +11,13 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
 )
 
 // testExamples: the API server and the guard accept the examples as they are. Of a LeaderWorkerSet, which this API server doesn't know, they accept
 // the pods.
 func (c *cluster) testExamples(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(repository(t), "deploy", "examples", "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(controlplane.Repository(t), "deploy", "examples", "*.yaml"))
 	must(t, err)
 	if len(files) < 4 {
 		t.Errorf("examples: %v", files)

@@ -32,7 +32,7 @@ type firstMistake struct {
 // package mistakes and in TestMistakes of the suite e2e, those with a driver and a kubelet in the tests of the device plugin.
 func TestFirstDay(t *testing.T) {
 	t.Parallel()
-	c := &cluster{t: t, root: repository(t)}
+	c := &cluster{t: t, root: controlplane.Repository(t)}
 	c.Cluster = framework.StartForTest(t, framework.Options{Bare: true, ControlPlane: controlplane.Options{ControllerManager: true}})
 	c.helm = newHelm(t, c.KubeconfigPath)
 	c.show(c.mistakesBeforeInstallation())

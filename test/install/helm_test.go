@@ -13,14 +13,6 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// repository returns the repository's root.
-func repository(t *testing.T) string {
-	t.Helper()
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	return root
-}
-
 // helmPath and kubectlPath build the pinned helm and kubectl once and return their paths.
 var (
 	helmPath    = sync.OnceValues(func() (string, error) { return controlplane.Tool(context.Background(), "helm") })
@@ -43,7 +35,7 @@ func (h helm) tryShell(t *testing.T, commands string) (string, error) {
 	tools := t.TempDir()
 	must(t, os.Symlink(h.path, filepath.Join(tools, "helm")))
 	must(t, os.Symlink(kubectl, filepath.Join(tools, "kubectl")))
-	return controlplane.Shell{Dir: repository(t), Path: tools, Home: h.home, Kubeconfig: h.kubeconfig}.Run(t.Context(), commands, "")
+	return controlplane.Shell{Dir: controlplane.Repository(t), Path: tools, Home: h.home, Kubeconfig: h.kubeconfig}.Run(t.Context(), commands, "")
 }
 
 // helm runs helm on the chart's folder with its own home directory.

@@ -99,7 +99,7 @@ func TestKubeadm(t *testing.T) {
 	n.run(`printf '%s\n' 'apiVersion: kubeadm.k8s.io/v1beta4' 'kind: ClusterConfiguration' "kubernetesVersion: $(kubeadm version -o short)" > cluster.yaml
 		kubeadm init phase control-plane all --config cluster.yaml
 		kubeadm init phase upload-config kubeadm --config cluster.yaml --kubeconfig ~/.kube/config`)
-	n.copy(filepath.Join(repository(t), "config", "scheduler-config.yaml"), "home/scheduler-config.yaml")
+	n.copy(filepath.Join(controlplane.Repository(t), "config", "scheduler-config.yaml"), "home/scheduler-config.yaml")
 	const scheduler = "kube-scheduler"
 	before, _ := n.manifest(scheduler)
 	// kubeadm reads the API server's address from this pod.

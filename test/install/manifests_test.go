@@ -24,7 +24,7 @@ func TestManifests(t *testing.T) {
 	}
 	for _, folder := range []string{"manifests", "guard", "samples", "native-groups", "inspect", "replicas", "second-scheduler"} {
 		t.Run(folder, func(t *testing.T) {
-			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "deploy", folder)))
+			must(t, c.Apply(t.Context(), filepath.Join(controlplane.Repository(t), "deploy", folder)))
 		})
 	}
 	// objects that the plain manifests don't contain

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
@@ -51,7 +52,7 @@ func TestMigration(t *testing.T) {
 		{nodesHalf, []step{{nodesHalf, 0, true, false, 5, onNodes}, {nodesHalf, 1, false, false, 1, deployed}}},
 	} {
 		t.Run(order.first, func(t *testing.T) {
-			must(t, c.Apply(t.Context(), filepath.Join(repository(t), "test", "install", "testdata", "theirs.yaml")))
+			must(t, c.Apply(t.Context(), filepath.Join(controlplane.Repository(t), "test", "install", "testdata", "theirs.yaml")))
 			pod := c.create(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: corev1.PodSpec{NodeName: node}})
 			extender := c.user(t, theirExtender, "system:masters")
 			for i, step := range order.steps {

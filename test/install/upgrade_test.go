@@ -13,13 +13,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
 // former returns the path of a part of the earlier version that `make test-upgrade` builds. It skips the test if it isn't there.
 func former(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(repository(t), "bin", "former", name)
+	path := filepath.Join(controlplane.Repository(t), "bin", "former", name)
 	if _, err := os.Stat(path); err != nil {
 		t.Skip("SKIPPED: bin/former is missing: `make test-upgrade` builds it")
 	}
@@ -102,7 +103,7 @@ func TestFormerFlags(t *testing.T) {
 	zero := map[string]string{"": "true", "duration": "1s"}
 	for _, flag := range flags {
 		value := cmp.Or(flag[3], zero[flag[2]], "1") // A text can be 1, too.
-		out, err := exec.CommandContext(t.Context(), filepath.Join(repository(t), "bin", "gpushare-extender"), "--"+flag[1]+"="+value, "--help").CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), filepath.Join(controlplane.Repository(t), "bin", "gpushare-extender"), "--"+flag[1]+"="+value, "--help").CombinedOutput()
 		if err != nil {
 			t.Errorf("--%s=%s: %v: %s", flag[1], value, err, out)
 		}

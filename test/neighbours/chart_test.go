@@ -9,18 +9,10 @@ import (
 	"github.com/gpushare/gpushare/test/controlplane"
 )
 
-// repository returns the repository's root.
-func repository(t *testing.T) string {
-	t.Helper()
-	root, err := controlplane.RepositoryRoot()
-	must(t, err)
-	return root
-}
-
 // part returns the path of something that `make test-neighbours` puts into bin/kube. It skips the test if it isn't there.
 func part(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(controlplane.KubeDir(repository(t)), name)
+	path := filepath.Join(controlplane.KubeDir(controlplane.Repository(t)), name)
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("SKIPPED: bin/kube/%s is missing: `make test-neighbours` puts it there", name)
 	}
@@ -30,7 +22,7 @@ func part(t *testing.T, name string) string {
 // render writes the objects of gpushare's chart with these values to a file, and returns its path.
 func render(t *testing.T, values string) string {
 	t.Helper()
-	out := template(t, "gpushare", filepath.Join(repository(t), "deploy", "helm", "gpushare"),
+	out := template(t, "gpushare", filepath.Join(controlplane.Repository(t), "deploy", "helm", "gpushare"),
 		"--namespace=kube-system", "--kube-version=1.37.2", "--set=extender.service.clusterIP=10.0.0.15", "--set="+values)
 	path := filepath.Join(t.TempDir(), "rendered.yaml")
 	must(t, os.WriteFile(path, out, 0o600))

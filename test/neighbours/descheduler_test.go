@@ -47,7 +47,7 @@ func TestDescheduler(t *testing.T) {
 		n.WantCard(n.Place(n.Pod(fmt.Sprintf("small-%d", i), 10)), n.NodeName("pieces"), i)
 	}
 
-	policy, err := os.ReadFile(filepath.Join(repository(t), "deploy", "neighbours", "descheduler-policy.yaml"))
+	policy, err := os.ReadFile(filepath.Join(controlplane.Repository(t), "deploy", "neighbours", "descheduler-policy.yaml"))
 	must(t, err)
 	deschedule := func(policy string) {
 		t.Helper()

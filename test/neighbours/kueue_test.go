@@ -118,7 +118,7 @@ func startKueue(t *testing.T) *kueue {
 	program, chart := part(t, "kueue"), part(t, "charts/kueue")
 	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB", ControlPlane: controlplane.Options{ControllerManager: true}})
 	webhooks, health := controlplane.ReservePortForTest(t), controlplane.ReservePortForTest(t)
-	manifest, err := os.ReadFile(filepath.Join(repository(t), "deploy", "neighbours", "kueue.yaml"))
+	manifest, err := os.ReadFile(filepath.Join(controlplane.Repository(t), "deploy", "neighbours", "kueue.yaml"))
 	must(t, err)
 	dir := t.TempDir()
 	certificates := filepath.Join(dir, "certificates")

@@ -62,7 +62,7 @@ func TestLeaderWorkerSet(t *testing.T) {
 		must(t, err)
 		framework.Eventually(t, "the API server and the webhooks accept the example", func(ctx context.Context) error {
 			out, err := exec.CommandContext(ctx, kubectl, "--kubeconfig="+w.KubeconfigPath, "apply", "--dry-run=server", "--validate=strict",
-				"--filename="+filepath.Join(repository(t), "deploy", "examples", "leaderworkerset.yaml")).CombinedOutput()
+				"--filename="+filepath.Join(controlplane.Repository(t), "deploy", "examples", "leaderworkerset.yaml")).CombinedOutput()
 			if err != nil || !strings.Contains(string(out), "leaderworkerset.leaderworkerset.x-k8s.io/vllm created (server dry run)") || strings.Contains(string(out), "Warning") {
 				return fmt.Errorf("kubectl prints %s (%w)", out, err)
 			}

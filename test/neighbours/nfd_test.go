@@ -114,7 +114,7 @@ func TestNFD(t *testing.T) {
 	})
 	wantPlugins()
 
-	discover(filepath.Join(repository(t), "deploy", "neighbours", "nfd-worker.yaml"))
+	discover(filepath.Join(controlplane.Repository(t), "deploy", "neighbours", "nfd-worker.yaml"))
 	wantLabels(map[string][]string{
 		"with-card":    {"pci-10de.present=true"},
 		"workstation":  {"pci-10de.present=true", "pci-8086.present=true"},

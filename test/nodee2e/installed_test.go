@@ -92,8 +92,7 @@ func startInstallation(t *testing.T) *installation {
 		}},
 	}})
 	var err error
-	s.root, err = controlplane.RepositoryRoot()
-	check.Must(t, err)
+	s.root = controlplane.Repository(t)
 	s.shell = adminShell{home: t.TempDir(), root: s.root, kubeconfig: s.KubeconfigPath}
 
 	s.node = &node{
