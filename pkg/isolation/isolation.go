@@ -183,7 +183,7 @@ type none struct {
 // Ready implements Backend. It rejects a card that mode mps has left in its compute mode.
 func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
 
-// noLimits is what a Backend does that limits nothing. Each mode embeds it, for what the mode doesn't need.
+// noLimits is what a Backend does that limits nothing. A mode embeds it for what the mode doesn't need.
 type noLimits struct{}
 
 func (noLimits) Apply([]Share) (Edits, error) { return Edits{}, nil }

@@ -212,7 +212,6 @@ func (d *mpsDaemons) Left(card Card) error {
 
 // mps has a container use the MPS daemon of its card.
 type mps struct {
-	noLimits
 	daemons *mpsDaemons
 }
 

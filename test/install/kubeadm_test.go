@@ -60,7 +60,7 @@ func (n controlPlaneNode) run(commands string) string {
 	args := n.command("bash", "-euo", "pipefail", "-c", commands)
 	command := exec.CommandContext(n.t.Context(), args[0], args[1:]...)
 	// kubeadm is always the pinned version, even if the control plane has another version.
-	tools := filepath.Join(repository(n.t), "bin", "kube") + ":" + filepath.Dir(kubectl)
+	tools := filepath.Join(controlplane.Repository(n.t), "bin", "kube") + ":" + filepath.Dir(kubectl)
 	command.Env = []string{"HOME=" + n.dir + "/home", "PATH=" + tools + ":" + os.Getenv("PATH")}
 	out, err := command.CombinedOutput()
 	if err != nil {
@@ -147,7 +147,7 @@ func TestKubeadm(t *testing.T) {
 func (n controlPlaneNode) startScheduler(c *controlplane.ControlPlane) {
 	n.t.Helper()
 	_, pod := n.manifest("kube-scheduler")
-	program := filepath.Join(controlplane.KubeDir(repository(n.t)), "kube-scheduler")
+	program := filepath.Join(controlplane.KubeDir(controlplane.Repository(n.t)), "kube-scheduler")
 	port := "--secure-port=" + controlplane.ReservePortForTest(n.t).String()
 	args := n.command(append([]string{program, port}, pod.Spec.Containers[0].Command[1:]...)...)
 	unshare, err := exec.LookPath(args[0])
