@@ -170,7 +170,7 @@ func (f *fixture) loseAnswers(commits bool) {
 	}})
 }
 
-// reportCard reports the API server's state of the pod, as the watch does.
+// report reports the API server's state of the pod, as the watch does.
 func (f *fixture) report(pod *corev1.Pod) {
 	f.PodBound(clustercache.NewPodInfo(f.server.Get(pod)))
 }

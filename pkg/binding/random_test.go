@@ -192,7 +192,7 @@ func (d *disorder) giveUp(uid gpu.PodUID) {
 	d.Release(uid)
 }
 
-// reportCard reports the API server's state of the pod, as the watch does.
+// report reports the API server's state of the pod, as the watch does.
 func (d *disorder) report(pod *corev1.Pod) {
 	d.watch.Lock()
 	defer d.watch.Unlock()

@@ -430,11 +430,13 @@ func TestSharedCards(t *testing.T) {
 	must(t, os.RemoveAll(string(m.directory)))
 	s, _ := m.supervise()
 	await.True(t, "the supervisor waits for the device plugin", func() bool { return slices.Equal(s.NotReady(), []string{errNotNamed.Error()}) })
+	var daemons sync.WaitGroup
+	t.Cleanup(daemons.Wait) // They end with the test's context.
 	follow := func(cards ...string) {
 		t.Helper()
 		must(t, m.directory.WriteCards(cards))
 		for range mostMissed {
-			must(t, s.follow(t.Context(), new(sync.WaitGroup)))
+			must(t, s.follow(t.Context(), &daemons))
 		}
 	}
 	follow(card0)
