@@ -137,8 +137,8 @@ type EvictedFor struct {
 	For  gpu.PodUID
 }
 
-// Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see Hold. It
-// makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
+// Resume holds the places of an attempt of a former leader that has evicted a part of the victims, if that is still right for the others: see
+// Hold. It makes the attempt the present one. It reports false if it isn't right, or if it isn't known yet, because there was no round or another
 // attempt is in progress.
 func (m *Manager) Resume(places []HeldPlace, victims []EvictedFor, now time.Time) (attempt uint64, ok bool) {
 	attempt, plan := m.resume(places, victims, now)
@@ -234,12 +234,6 @@ func (m *Manager) remainingVictims(victims []EvictedFor, units map[*unit]reclaim
 		}
 	}
 	return evictions, resumed
-}
-
-// endAttempts ends all attempts, and what is held for them.
-func (m *Manager) endAttempts() {
-	m.reclaims.attempt = nil
-	m.endHolds(func(*hold) bool { return true })
 }
 
 // pausing reports whether no attempt may be made for the unit, because the latest one had no success.

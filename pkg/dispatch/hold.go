@@ -24,8 +24,8 @@ type hold struct {
 	ends time.Time
 	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
 	reservation ledger.Reservation
-	// memory is that of the places. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its share and is
-	// held for its earlier pods.
+	// memory is what the places have together. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its
+	// share and is held for its earlier pods.
 	memory gpu.Memory
 	// evicted are the pods that are evicted for the unit. attemptEvicts is true if its attempt evicts any pods, or a former leader has evicted some.
 	evicted       []gpu.PodUID
@@ -232,9 +232,9 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// checkShares finds out whether the shares still justify each hold: its tenant is below its share, and has no more than that with the unit, unless this
-// is its first; and the tenants of the victims that still run have their shares without them. A hold counts for the later ones: those of later attempts,
-// and of one attempt those of items behind.
+// checkShares finds out whether the shares still justify each hold: its tenant is below its share, and has no more than that with the unit,
+// unless this is its first; and the tenants of the victims that still run have their shares without them. A hold counts for the later ones: those
+// of later attempts, and of one attempt those of items behind.
 func (m *Manager) checkShares(s *standings, now time.Time) {
 	if len(m.reclaims.holds) == 0 {
 		return

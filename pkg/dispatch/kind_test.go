@@ -59,8 +59,10 @@ func TestEffortOfConstraints(t *testing.T) {
 	} {
 		before := f.effort
 		constraints := unique.Make(strings.Repeat("x", tc.size))
-		f.eligibleFor(constraints)
-		f.eligibleFor(constraints) // The nodes are known.
+		for range 2 { // The second time the nodes are known.
+			f.spendFor(constraints)
+			f.Nodes.Names(constraints)
+		}
 		if got := f.effort - before; got != tc.costs {
 			t.Errorf("%s: %d, want %d", tc.name, got, tc.costs)
 		}

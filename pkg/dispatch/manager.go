@@ -42,7 +42,7 @@ type Options struct {
 	// deleted. They must not wait for a call of the Manager.
 	EvictionsFull func() bool
 	Evicting      func(gpu.PodUID) bool
-	// Failures are those of all items.
+	// Failures has the failures of all items, with those of package gang and of pods that need no turn.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.
 	Observer Observer
@@ -177,7 +177,7 @@ func (m *Manager) StopLeading() {
 	if !m.leading {
 		return
 	}
-	m.endAttempts()
+	m.endHolds(func(*hold) bool { return true })
 	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
 	for _, k := range m.kept {
 		k.until = time.Time{}

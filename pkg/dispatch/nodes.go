@@ -33,12 +33,6 @@ func (f *freedNodes) take() (names map[string]struct{}, all bool) {
 	return names, len(names) > maxFreed
 }
 
-// eligibleFor returns the nodes that pods with the constraints can use.
-func (m *Manager) eligibleFor(constraints unique.Handle[string]) []string {
-	m.spendFor(constraints)
-	return m.Nodes.Names(constraints)
-}
-
 // spendFor adds to the effort what it costs to find the nodes that pods with the constraints can use.
 func (m *Manager) spendFor(constraints unique.Handle[string]) {
 	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {

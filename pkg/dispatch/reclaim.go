@@ -45,7 +45,8 @@ type reclaims struct {
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
 	return reclaims{
-		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, wastes: queue.Pauses[string]{}, holds: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
+		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, wastes: queue.Pauses[string]{},
+		holds: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
 	}
 }
 

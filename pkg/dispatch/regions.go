@@ -156,9 +156,9 @@ func (m *Manager) setShares(s *standings) {
 	}
 }
 
-// demands returns the regions as pools, and the parts of each tenant's demand by class. Memory on nodes that its pods couldn't use now, such as cordoned
-// ones, has a pool and a class of its own. ok is false if there are no regions after that many changes of nodes yet, or a pod has constraints that they don't
-// know.
+// demands returns the regions as pools, and the parts of each tenant's demand by class. Memory on nodes that its pods couldn't use now, such as
+// cordoned ones, has a pool and a class of its own. ok is false if there are no regions after that many changes of nodes yet, or a pod has
+// constraints that they don't know.
 func (s *standings) demands(changes uint64) (pools fairshare.Pools, demands [][]gpu.Memory, ok bool) {
 	r := s.regions
 	if r == nil || r.changes != changes {

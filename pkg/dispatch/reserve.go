@@ -41,7 +41,8 @@ func (m *Manager) requests(u *unit) []ledger.Request {
 	m.effort++
 	requests := make([]ledger.Request, len(u.pods))
 	for i, p := range u.pods {
-		requests[i] = m.request(p, m.eligibleFor(p.Constraints))
+		m.spendFor(p.Constraints)
+		requests[i] = m.request(p, m.Nodes.Names(p.Constraints))
 	}
 	return requests
 }

@@ -62,8 +62,9 @@ func (p *progress) pauseEnded(now time.Time) bool {
 // makeRound grants what fits, in the order of the queue. all is true if all nodes are tried, not only those on which something was freed.
 func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
 	p := &m.progress
+	nodes := slices.Sorted(slices.Values(append(freed, p.missed...))) // Of equally good nodes the ledger takes the first.
 	r := &round{
-		m: m, now: now, freed: slices.Compact(slices.Sorted(slices.Values(append(freed, p.missed...)))),
+		m: m, now: now, freed: slices.Compact(nodes),
 		awaiting: map[string]string{}, unseen: map[string]bool{}, tenants: map[string]*tenantRound{},
 		tenantEffort: max(1, min(maxTenantEffort, maxEffort/(len(p.cutShort)+1))), othersFirst: p.exhausted,
 	}
@@ -186,17 +187,17 @@ func (r *round) offer(u *unit) (places []ledger.Place, leave bool) {
 	before := r.m.effort
 	defer func() { own.effort += r.m.effort - before }()
 	switch {
-	case !r.open.mayGrant(u.item.Tenant):
+	case !r.open.mayGrant(u.item.Tenant): // kube-scheduler must bind others first.
 		r.m.progress.missed = r.freed
 		return nil, true
-	case r.othersFirst && own.since <= number:
+	case r.othersFirst && own.since <= number: // The tenant was cut short, and the latest round didn't reach all others.
 		own.cut = true
 		return nil, true
 	case u.paused:
 		return nil, false
-	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(number):
-		return r.takeKept(u), false // There can be thousands of these.
-	case own.effort >= r.tenantEffort/2 && u.triedIn >= own.since: // Those that have not had their turn yet come first.
+	case own.noRoom && !awaits && u.kind.obstacle != reasons.ObstacleUntried && u.kind.hasNoRoom(number): // There can be thousands of these.
+		return r.takeKept(u), false
+	case own.effort >= r.tenantEffort/2 && u.triedIn >= own.since: // The rest is for units not tried since the cut.
 		own.again = own.again || u.kind.obstacle == reasons.ObstacleUntried || u.triedIn < r.m.progress.freedAt
 		return nil, false
 	case own.effort >= r.tenantEffort:
@@ -227,8 +228,8 @@ func (o *openPods) add(tenant string, pods int) {
 	o.total += min(former+pods, sharedOpen) - min(former, sharedOpen)
 }
 
-// mayGrant reports whether more pods of the tenant may be granted: it has fewer such pods than the others leave. Pods that are never bound, such as those
-// whose volume doesn't exist, must not take all turns. So a tenant without such pods always gets its first unit granted.
+// mayGrant reports whether more pods of the tenant may be granted: it has fewer such pods than the others leave. Pods that are never bound, such
+// as those whose volume doesn't exist, must not take all turns. So a tenant without such pods always gets its first unit granted.
 func (o *openPods) mayGrant(tenant string) bool {
 	own := o.byTenant[tenant]
 	return own == 0 || own < maxOpen-o.total

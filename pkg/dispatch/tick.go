@@ -13,10 +13,10 @@ const (
 	// All pods are tried on all nodes again each queue.Retry, even without a change that could help. A round tries at least
 	// leastRetries of their kinds, and at least 1/retryRounds of them: with several rounds a second, all are tried in about half of the interval.
 	leastRetries, retryRounds = 4, 125
-	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick
-	// continues a round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as
-	// constraintsEffort for each KiB of them. A tenant gets maxTenantEffort at most, and less if several tenants are cut short, so that other
-	// tenants don't wait for thousands of its pods that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
+	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick continues a
+	// round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as constraintsEffort for each
+	// KiB of them. A tenant gets maxTenantEffort at most, and less if several tenants are cut short, so that other tenants don't wait for thousands
+	// of its pods that all differ. Its next round spends half of that on its first units, and the rest on those that have not had their turn yet.
 	maxEffort, maxTenantEffort, constraintsEffort = 1024, maxEffort / 2, 128
 )
 
@@ -66,7 +66,7 @@ func (m *Manager) takeFreed() []string {
 		m.retries.allAt = time.Time{}
 		return nil
 	}
-	return slices.Sorted(maps.Keys(freed)) // Of equally good nodes the ledger takes the first.
+	return slices.Collect(maps.Keys(freed))
 }
 
 // retries are the kinds of units without room that are tried on all nodes again.

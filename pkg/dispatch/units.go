@@ -21,10 +21,11 @@ type unit struct {
 	kind *kind
 	// pods are ordered: the largest first, since they have the least choice.
 	pods []*pod
-	// constraints are those of all its pods, unless they are mixed. They are here because looking at each pod takes long.
+	// constraints are Pod.Constraints of each pod, unless mixed is true: then the pods have different ones. They are here because looking at each pod
+	// takes long.
 	constraints unique.Handle[string]
 	mixed       bool
-	// namespace is that of its pods.
+	// namespace is the pods' namespace.
 	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int

@@ -169,9 +169,9 @@ func (l *Ledger) AwaitedItems() []string {
 	return slices.Collect(maps.Keys(l.reservations.items[Queued]))
 }
 
-// Awaited returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
+// AwaitedMemory returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
 // another resource than of its memory counts with that part of the memory.
-func (l *Ledger) Awaited(id string) map[string]gpu.Memory {
+func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.items[Queued][id]
@@ -295,7 +295,7 @@ type awaitedChoice struct {
 	item   Item
 	made   *Reservation
 	oldest time.Time
-	// pods are those of the requests.
+	// pods has the pods of the requests.
 	pods map[gpu.PodUID]bool
 	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
 	known map[gpu.Demand]map[string]float64
@@ -314,9 +314,9 @@ const (
 	spareNodes = 16
 )
 
-// shortlist returns the requests with the best of their nodes: for each kind of request as many as there are requests, and some more. Each pod changes
-// one node, so others are never better. Requests that shared a list of nodes share one again, and so a ranking: kinds that differ in CPU alone would
-// otherwise be ranked one by one, with the lock held.
+// shortlist returns the requests with the best of their nodes: for each kind of request as many as there are requests, and some more. Each pod
+// changes one node, so others are never better. Requests that shared a list of nodes share one again, and so a ranking: kinds that differ in CPU
+// alone would otherwise be ranked one by one, with the lock held.
 func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	type demandOn struct {
 		list   listKey
@@ -431,8 +431,8 @@ func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float
 	}
 }
 
-// rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the lock, at
-// least for reading.
+// rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the
+// lock, at least for reading.
 func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 	cards := c.freeable(n, &a.demand)
 	if len(cards) < a.demand.Cards {

@@ -18,8 +18,9 @@ import (
 //   - suitability takes the first two and rates the node, for rankings that pods with different CPU requests share. Rank takes the third step
 //     itself, and other rankings leave it to chooseCards.
 //
-// Rank skips all three for a node that is known to fit a plain pod (costRow.plain). Which cards have room is decided in package placement (Totals.Fit,
-// Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this file.
+// Rank skips all three for a node that is known to fit a plain pod (costRow.plain). Which cards have room is decided in package placement
+// (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
+// file.
 
 // asker is a pod without an allocation that asks what nodes have for it: a share is against it if it counts as used for it.
 type asker struct {
@@ -29,7 +30,7 @@ type asker struct {
 	plain bool
 	// own are its awaited reservations, whose memory it sees as free.
 	own ownReservations
-	// unseen are those of View.
+	// unseen is View.Unseen.
 	unseen map[string]bool
 }
 
@@ -194,8 +195,8 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
 }
 
-// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would cost
-// more than the rest of the function.
+// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would
+// cost more than the rest of the function.
 func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
 	floor := view.Best.Floor()
 	bounded := floor >= 0 && demand.Cards == 1 && demand.Cores == 0

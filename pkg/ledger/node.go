@@ -20,7 +20,7 @@ type node struct {
 	planned bool
 	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
 	costsKnown atomic.Bool
-	// costs are those of the outlook; none if nothing is expected.
+	// costs has what the outlook computed for the node; nothing if nothing is expected.
 	costs costRow
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
@@ -29,7 +29,7 @@ type node struct {
 
 	// reserved are the shares of reservations on this node, see reserved.compare.
 	reserved []reserved
-	// cards are those of spec, with what the allocations use: recount and assume maintain it.
+	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
 	cards []placement.Card
 	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
 	orderPosition int

@@ -31,9 +31,9 @@ func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uin
 }
 
 // Expect sets which kinds of pods are expected, and how many pods end for each one that comes, for views by cost. It makes a new outlook from the
-// present state of the nodes; without nodes there is none, and views by cost are by binpack. cardPolicy chooses the cards of a node, and usable returns
-// the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the end for the references to the results; it
-// computes without the lock.
+// present state of the nodes; without nodes there is none, and views by cost are by binpack. cardPolicy chooses the cards of a node, and usable
+// returns the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the end for the references to the
+// results; it computes without the lock.
 func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
 	states := l.nodeStates()
 	if len(states) == 0 {
@@ -140,8 +140,8 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows
 // rowsPerBlock is how many nodes have their costs in one costBlock.
 const rowsPerBlock = 64
 
-// costBlock has how well some nodes suit a pod of each kind by its cost, as the bits of floating-point numbers. Those of one kind follow each other in
-// memory, because Rank reads them for all nodes.
+// costBlock has how well some nodes suit a pod of each kind by its cost, as the bits of floating-point numbers. Those of one kind follow each
+// other in memory, because Rank reads them for all nodes.
 type costBlock struct {
 	suits [placement.MaxKinds][rowsPerBlock]atomic.Uint64
 	// plainLimits are for pods for which only the memory of one card counts: one that asks for less than the limit fits the node, nothing is reserved
@@ -287,7 +287,8 @@ func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {
 	return &placement.NodeRoom{Cards: cards, Beside: n.beside, All: n.allBeside, Excluded: n.excluded}
 }
 
-// Cost returns what a pod of that shape costs on the node, for which it must have room; false if nothing is expected yet, or the node shares no cards.
+// Cost returns what a pod of that shape costs on the node, for which it must have room; false if nothing is expected yet, or the node shares no
+// cards.
 func (l *Ledger) Cost(node string, shape *placement.Shape) (cost float64, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

@@ -14,7 +14,7 @@ type rankings struct {
 	ledger *Ledger
 	// kind returns the kind of a pod, for views by cost; nil if none is by cost.
 	kind func(*gpu.Pod) int
-	// unseen are those of View.
+	// unseen is View.Unseen.
 	unseen map[string]bool
 	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)

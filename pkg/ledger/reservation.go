@@ -83,8 +83,8 @@ const (
 	ended                   // Given up, taken for another item, or no longer needed, because the pod is bound.
 )
 
-// transitions are all changes of the state. Other events have no effect. They are ordinary: the allocation of a placed or binding reservation can move
-// (assumed), and what ends a reservation needn't know whether a bind has begun (ended): the outcome of the bind decides then.
+// transitions are all changes of the state. Other events have no effect. They are ordinary: the allocation of a placed or binding reservation can
+// move (assumed), and what ends a reservation needn't know whether a bind has begun (ended): the outcome of the bind decides then.
 var transitions = map[ReservationState]map[event]ReservationState{
 	none:    {notFitting: Awaited, assumed: Placed, bindBegun: Binding},
 	Awaited: {ended: none},

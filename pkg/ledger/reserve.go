@@ -292,15 +292,15 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 	return true
 }
 
-// chooseCardsWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken from capacity,
-// which can be nil.
+// chooseCardsWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken
+// from capacity, which can be nil.
 func (l *Ledger) chooseCardsWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
 	a := l.asker(pod, view.Unseen)
 	where, reason := l.chooseCards(n, &a, view.Card)
 	return where, reason == reasons.Fits && (capacity == nil || capacity.Take(n.name, pod.UID))
 }
 
-// rankingsBy returns rankings by the view. placeOn is that of rankings.
+// rankingsBy returns rankings by the view. placeOn is rankings.placeOn.
 func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
 		ledger: l, unseen: view.Unseen, placeOn: placeOn,

@@ -139,7 +139,7 @@ func TestAwaitedPart(t *testing.T) {
 	for cpus, want := range map[int64]gpu.Memory{1: 16, 6: 24, 8: 32} { // The node has eight CPUs, and 32 of memory.
 		request := []ledger.Request{{Pod: f.pending(pod("w0", 16), cpus), Nodes: f.nodes}}
 		expect(t, "reserved", true, f.await(request, 0, longAgo))
-		expect(t, fmt.Sprint(cpus, " CPUs"), map[string]gpu.Memory{"n1": want}, f.Awaited(testItem.ID))
+		expect(t, fmt.Sprint(cpus, " CPUs"), map[string]gpu.Memory{"n1": want}, f.AwaitedMemory(testItem.ID))
 	}
 }
 
@@ -170,7 +170,7 @@ func TestAwaitedResources(t *testing.T) {
 		{"none has as many", []int64{9}, nil},
 	} {
 		expect(t, test.what, test.want != nil, f.await(members(test.cpus...), 0, recent))
-		expect(t, test.what, test.want, f.Awaited(testItem.ID))
+		expect(t, test.what, test.want, f.AwaitedMemory(testItem.ID))
 		f.End(ledger.Queued, testItem.ID)
 	}
 }

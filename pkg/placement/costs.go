@@ -171,8 +171,8 @@ func (b *before) onCard(kind int, pod *Shape, chosen []pick) podOnCard {
 	return p
 }
 
-// lostOnCards adds to the cost of each pod what the node is worth less with it. It runs for each pair of kinds on a node, so it has the computations of
-// lostOf inlined, and what it needs of a room is read once for all pods.
+// lostOnCards adds to the cost of each pod what the node is worth less with it. It runs for each pair of kinds on a node, so it has the
+// computations of lostOf inlined, and what it needs of a room is read once for all pods.
 func (b *before) lostOnCards(pods []podOnCard) {
 	for i := range b.rooms {
 		r := &b.rooms[i]
@@ -255,9 +255,9 @@ func (b *before) lostOf(i int, changed []changedCard, left *amounts) float64 {
 	return r.worth - k.worth(pods, memory)
 }
 
-// emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few pods
-// use becomes empty before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so the more these
-// are used, and to nodes that are too small for these kinds.
+// emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few
+// pods use becomes empty before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so
+// the more these are used, and to nodes that are too small for these kinds.
 func (b *before) emptiness(taken float64) float64 {
 	if b.perEmptiness == 0 || taken == 0 {
 		return 0

@@ -80,7 +80,8 @@ func (b Beside) amounts() amounts {
 // reciprocal is never rounded down to a smaller integer. It is exact for amounts below 2^50, and much faster than a division.
 func whole(amount, reciprocal float64) float64 { return float64(int64(amount * reciprocal)) }
 
-// podsOf returns how many pods of the kind that many shares on the cards are enough for, of which shares is the sum, and what is free beside the cards.
+// podsOf returns how many pods of the kind that many shares on the cards are enough for, of which shares is the sum, and what is free beside the
+// cards.
 func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 {
 	if k.Cards == 1 {
 		return k.atMost(shares, beside)

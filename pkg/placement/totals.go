@@ -50,9 +50,9 @@ func Sum(cards []Card) Totals {
 	return t
 }
 
-// Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the reason that needs the smallest change. From the
-// smallest: containers end on cards that have memory; free memory is on one card instead of several; memory comes free; cards become healthy. t must be
-// Sum(cards).
+// Fit returns Fits if enough cards have room for the demand, whose memory must be positive, else the reason that needs the smallest change. From
+// the smallest: containers end on cards that have memory; free memory is on one card instead of several; memory comes free; cards become healthy.
+// t must be Sum(cards).
 func (t *Totals) Fit(cards []Card, demand *gpu.Demand) reasons.Reason {
 	if !demand.MemoryOnly() || t.Limited {
 		return t.fitCards(cards, demand)

@@ -242,7 +242,7 @@ func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 		return &choice{until: p.now.Add(min(lasts, Retry)), profile: item.Profile}
 	}
 	p.Reserved()
-	return &choice{until: p.now.Add(lasts), profile: item.Profile, nodes: p.Ledger.Awaited(item.ID)}
+	return &choice{until: p.now.Add(lasts), profile: item.Profile, nodes: p.Ledger.AwaitedMemory(item.ID)}
 }
 
 // anyBefore reports whether an item before has a reservation on one of the nodes.

@@ -76,7 +76,7 @@ func (f *fixture) pass(after time.Duration, want ...string) {
 			continue
 		}
 		var nodes []string
-		for node, amount := range f.ledger.Awaited(id) {
+		for node, amount := range f.ledger.AwaitedMemory(id) {
 			nodes = append(nodes, fmt.Sprintf("%s:%d", node, amount))
 		}
 		slices.Sort(nodes)
