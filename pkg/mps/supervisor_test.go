@@ -44,13 +44,20 @@ type machine struct {
 }
 
 // library is compiled once: a process can load only one.
-var library = sync.OnceValues(func() (string, error) {
+var library func() (string, error)
+
+func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "nvml")
-	if err != nil {
-		return "", err
-	}
-	return fakenvml.Build(dir)
-})
+	library = sync.OnceValues(func() (string, error) {
+		if err != nil {
+			return "", err
+		}
+		return fakenvml.Build(dir)
+	})
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
