@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -90,15 +91,18 @@ type Binder struct {
 func New(o Options) *Binder {
 	term := &termNodes{}
 	return &Binder{
-		Options: o, tracker: newTracker(o.Ledger, term), term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
-		batch: &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)}, reader: &reader{api: o.API}, verifications: newVerifications(),
+		Options: o, term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
+		tracker:       &tracker{ledger: o.Ledger, term: term, pods: map[gpu.PodUID]*trackedPod{}},
+		batch:         &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)},
+		reader:        &reader{api: o.API},
+		verifications: &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: background.NewSignal()},
 	}
 }
 
 // Run resolves unconfirmed binds, and makes the reads of Verify, until ctx ends.
 func (b *Binder) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return b.runResolve(ctx) })
+	g.Go(func() error { return background.Every(ctx, b.Clock, resolveInterval, b.Resolve) })
 	g.Go(func() error { return b.runVerifications(ctx) })
 	return g.Wait()
 }

@@ -81,10 +81,6 @@ type verifications struct {
 	more background.Signal
 }
 
-func newVerifications() *verifications {
-	return &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: background.NewSignal()}
-}
-
 // Verify reads the pods from the API server, in the background. The results reach the ledger and the listeners; a read that
 // fails reports nothing.
 func (b *Binder) Verify(pods []gpu.Pod) {

@@ -8,7 +8,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -36,12 +35,7 @@ func (t *tracker) answerLost(w *write) (open bool) {
 	return t.answered(w, func(*trackedPod) { w.state, w.earlier = unconfirmed, nil })
 }
 
-// runResolve resolves unconfirmed binds until ctx ends.
-func (b *Binder) runResolve(ctx context.Context) error {
-	return background.Every(ctx, b.Clock, resolveInterval, b.Resolve)
-}
-
-// Resolve makes one round of runResolve: it reads the pods of the writes that are due.
+// Resolve resolves unconfirmed binds: it reads the pods of the writes that are due. Run calls it every resolveInterval.
 func (b *Binder) Resolve(ctx context.Context) {
 	for _, w := range b.tracker.due(b.Clock.Now()) {
 		if !b.resolve(ctx, w) {

@@ -94,10 +94,6 @@ const (
 	unseen
 )
 
-func newTracker(l *ledger.Ledger, term *termNodes) *tracker {
-	return &tracker{ledger: l, term: term, pods: map[gpu.PodUID]*trackedPod{}}
-}
-
 // of returns what is kept of the pod. The caller holds mu, and calls dropUnused in the end.
 func (t *tracker) of(uid gpu.PodUID) *trackedPod {
 	pod := t.pods[uid]

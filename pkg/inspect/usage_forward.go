@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -81,17 +80,12 @@ func (f forwarder) ask(ctx context.Context, plugin *corev1.Pod, port int) (usage
 	usage, err = getUsage(data)
 	if err != nil {
 		_ = data.Reset() // The kubelet closes the other stream after this one.
-		text, _ := io.ReadAll(io.LimitReader(failures, 4096))
-		return usage, cmp.Or(textError(text), err)
+		if text, _ := io.ReadAll(io.LimitReader(failures, 4096)); len(text) > 0 {
+			err = errors.New(string(text))
+		}
+		return usage, err
 	}
 	return usage, nil
-}
-
-func textError(text []byte) error {
-	if len(text) == 0 {
-		return nil
-	}
-	return errors.New(string(text))
 }
 
 // dialer returns the connection to the API server: by WebSocket as kubectl makes it, or by SPDY if the server has no WebSocket

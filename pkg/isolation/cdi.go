@@ -22,8 +22,6 @@ type cdiDevices struct {
 	files specFiles
 }
 
-func newCDIDevices(dirs []string) *cdiDevices { return &cdiDevices{dirs, specFiles{}} }
-
 // hooks returns the hooks of the device that the runtime adds to a container under this name, or why it adds none. The device of the last
 // directory that has it counts. If a directory has it twice, the runtime uses neither, nor one of another directory
 // (tags.cncf.io/container-device-interface pkg/cdi/cache.go, refresh).

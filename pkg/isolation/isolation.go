@@ -111,7 +111,7 @@ type Backends struct {
 
 // NewBackends returns the backends.
 func NewBackends(o Options) *Backends {
-	devices := newCDIDevices(o.SpecDirs)
+	devices := &cdiDevices{o.SpecDirs, specFiles{}}
 	b := &Backends{limits: &limitSpec{}, daemons: newMPSDaemons(o.MPS)}
 	if n := len(o.SpecDirs); n > 0 {
 		b.limits.dir = o.SpecDirs[n-1]
