@@ -77,15 +77,7 @@ type limitSpec struct {
 func (s *limitSpec) Add(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	has, err := s.read()
-	if err != nil {
-		return err
-	}
-	wanted := maps.Clone(has)
-	for _, limit := range limits {
-		wanted[limit] = true
-	}
-	return s.replace(has, wanted)
+	return s.replace(limits, false)
 }
 
 // Set makes sure that the specification has devices for these limits in bytes and no others, and removes what a writer has left that was killed.
@@ -93,25 +85,25 @@ func (s *limitSpec) Add(limits ...uint64) error {
 func (s *limitSpec) Set(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return errors.Join(s.replace(limits, true), file.RemoveLeftovers(s.path()))
+}
+
+// replace replaces the file if it lacks one of the limits, or if all is true and it has others. The caller holds mu.
+func (s *limitSpec) replace(limits []uint64, all bool) error {
 	has, err := s.read()
 	if err != nil {
 		return err
 	}
-	wanted := map[uint64]bool{}
-	for _, limit := range limits {
-		wanted[limit] = true
+	wanted := maps.Clone(has)
+	if all {
+		clear(wanted)
 	}
-	return errors.Join(s.replace(has, wanted), file.RemoveLeftovers(s.path()))
-}
-
-// replace replaces the file if it doesn't have the wanted limits. The caller holds mu.
-func (s *limitSpec) replace(has, wanted map[uint64]bool) error {
-	for limit := range wanted {
+	for _, limit := range limits {
 		if _, err := limitDevice(limit); err != nil {
 			return err
 		}
+		wanted[limit] = true
 	}
-	var err error
 	switch {
 	case maps.Equal(has, wanted):
 	case len(wanted) == 0:
