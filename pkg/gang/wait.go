@@ -201,7 +201,7 @@ type noRoom struct {
 	freed uint64
 }
 
-// appliesTo reports whether the run has no room either. It is that one or is like it: it must not go before that one.
+// appliesTo reports whether the run has no room either: it is the run that had none, or one like it that doesn't go before that one.
 func (n *noRoom) appliesTo(r *run, freed uint64, now time.Time) bool {
 	return n.isValid(freed, now) && !r.item.Before(&n.item)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// minSample is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go,
-// minFeasibleNodesToFind). If it sends fewer, they are no sample: they are all the nodes that passed its own filters.
-const minSample = 100
+// minFeasibleNodesToFind is the smallest sample of feasible nodes to which kube-scheduler limits itself (pkg/scheduler/schedule_one.go). If it
+// sends fewer, they are no sample: they are all the nodes that passed its own filters.
+const minFeasibleNodesToFind = 100
 
 // attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
 // succeed without a change of the cluster, but without one kube-scheduler makes none for minutes. There are two causes:

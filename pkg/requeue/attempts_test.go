@@ -60,20 +60,20 @@ func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {
 	if _, err := f.ledger.Reserve("n1", f.cache.pending[podP].Pod, placement.Binpack, f.clock.Now()); err != nil {
 		t.Fatal(err)
 	}
-	f.rejectSampled(minSample)
+	f.rejectSampled(minFeasibleNodesToFind)
 	f.pass(ledger.TentativeLifetime)
 	check.Equal(t, "requeues", []string{"n1"}, f.requeues)
 }
 
 func TestSampledPodIsRequeued(t *testing.T) {
 	f := newAttemptsFixture(t)
-	f.rejectSampled(minSample)
+	f.rejectSampled(minFeasibleNodesToFind)
 	f.pass(ledger.TentativeLifetime)
 	if diff := cmp.Diff([]string{"n1"}, f.requeues); diff != "" {
 		t.Fatalf("requeues (-want +got):\n%s", diff)
 	}
 	// The pod is rejected repeatedly. Soon every node has been in a sample twice, and from then on the pauses grow.
-	f.rejectSampled(minSample)
+	f.rejectSampled(minFeasibleNodesToFind)
 	f.pass(time.Minute)
 	first := len(f.requeues)
 	f.pass(time.Hour)
@@ -88,14 +88,14 @@ func TestSampledPodIsNotRequeued(t *testing.T) {
 		sample int
 		change func(f *attemptsFixture)
 	}{
-		"no node was left out":           {minSample - 1, func(*attemptsFixture) {}},
-		"no other node has room":         {minSample, func(f *attemptsFixture) { f.allocate("n1", full) }},
-		"it can't use the node":          {minSample, func(f *attemptsFixture) { f.ineligible = map[string]bool{"n1": true} }},
-		"the node was deleted":           {minSample, func(f *attemptsFixture) { f.cache.nodes = nil }},
-		"the pod passed since":           {minSample, func(f *attemptsFixture) { f.Passed(podP, false) }},
-		"a bind of the pod has begun":    {minSample, func(f *attemptsFixture) { f.BindStarted(podP) }},
-		"the pod isn't pending any more": {minSample, func(f *attemptsFixture) { delete(f.cache.pending, podP) }},
-		"another replica leads":          {minSample, func(f *attemptsFixture) { f.standby = errors.New("standby") }},
+		"no node was left out":           {minFeasibleNodesToFind - 1, func(*attemptsFixture) {}},
+		"no other node has room":         {minFeasibleNodesToFind, func(f *attemptsFixture) { f.allocate("n1", full) }},
+		"it can't use the node":          {minFeasibleNodesToFind, func(f *attemptsFixture) { f.ineligible = map[string]bool{"n1": true} }},
+		"the node was deleted":           {minFeasibleNodesToFind, func(f *attemptsFixture) { f.cache.nodes = nil }},
+		"the pod passed since":           {minFeasibleNodesToFind, func(f *attemptsFixture) { f.Passed(podP, false) }},
+		"a bind of the pod has begun":    {minFeasibleNodesToFind, func(f *attemptsFixture) { f.BindStarted(podP) }},
+		"the pod isn't pending any more": {minFeasibleNodesToFind, func(f *attemptsFixture) { delete(f.cache.pending, podP) }},
+		"another replica leads":          {minFeasibleNodesToFind, func(f *attemptsFixture) { f.standby = errors.New("standby") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newAttemptsFixture(t)
@@ -152,7 +152,7 @@ func TestNameAllWithoutRequeue(t *testing.T) {
 	if !f.NameAll(podP) {
 		t.Error("few nodes are to be named again")
 	}
-	f.rejectSampled(minSample)
+	f.rejectSampled(minFeasibleNodesToFind)
 	f.Passed(podP, false)
 	if !f.NameAll(podP) {
 		t.Error("a rejection in between makes filter name few nodes again")

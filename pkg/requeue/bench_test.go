@@ -30,7 +30,7 @@ func BenchmarkRetrySamples(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
 			for _, pod := range pods {
-				f.Rejected(pod.Pod, minSample, f.Revision())
+				f.Rejected(pod.Pod, minFeasibleNodesToFind, f.Revision())
 			}
 			f.clock.Step(ledger.TentativeLifetime)
 			b.StartTimer()

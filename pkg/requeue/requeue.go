@@ -63,7 +63,7 @@ type Options struct {
 	// Leading returns an error if another process does this work.
 	Leading func() error
 	Clock   clock.WithTicker
-	// MinSample replaces minSample in tests, if it is positive.
+	// MinSample replaces minFeasibleNodesToFind in tests, if it is positive.
 	MinSample int
 }
 
@@ -161,7 +161,7 @@ func (r *Requeuer) Run(ctx context.Context) error {
 // feasible ones; if another node has room, the pod is requeued soon. seen is what Revision returned before filter read the ledger: later
 // changes may have been handled without this pod, so they are handled again.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, seen uint64) {
-	if candidates >= cmp.Or(r.MinSample, minSample) {
+	if candidates >= cmp.Or(r.MinSample, minFeasibleNodesToFind) {
 		r.attempts.handle(pod.UID, noneInSample, candidates)
 	}
 	r.mu.Lock()

@@ -205,7 +205,7 @@ func TestRunForSampledPod(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
-	f.Rejected(pod(podP, 10), minSample, f.Revision())
+	f.Rejected(pod(podP, 10), minFeasibleNodesToFind, f.Revision())
 	await.True(t, "the write", func() bool {
 		f.clock.Step(writeInterval)
 		return f.observer.Count("requeued") == 1
@@ -260,7 +260,7 @@ func TestManyRejectionsCostLittle(t *testing.T) {
 func TestRejectionsAreBounded(t *testing.T) {
 	f := newFixture(t)
 	for i := range maxRejected + 100 {
-		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minSample, f.Revision())
+		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minFeasibleNodesToFind, f.Revision())
 	}
 	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
 		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)

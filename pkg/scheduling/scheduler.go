@@ -81,7 +81,7 @@ type Options struct {
 	// Clock is the real clock outside tests.
 	Clock clock.WithTicker
 
-	// minSample replaces the size of the smallest sample in tests.
+	// minSample is requeue.Options.MinSample, for tests.
 	minSample int
 	// newGroup replaces goroutines in the simulation.
 	newGroup func(limit int) background.Group
