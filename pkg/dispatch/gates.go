@@ -29,7 +29,7 @@ const MaxOpening = 64
 // refreshGate updates whether the pod's gate is to be opened.
 func (m *Manager) refreshGate(p *pod) {
 	delete(m.gated, p.UID)
-	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || !p.letThrough.IsZero() || !m.NeedsTurn(p.Pod.Pod)) {
+	if p.Gated && p.gate != gateOpened && p.awaitsBind() && (p.charged() || !p.provisioning.IsZero() || !m.NeedsTurn(p.Pod.Pod)) {
 		m.gated[p.UID] = p
 	}
 }

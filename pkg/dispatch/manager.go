@@ -187,7 +187,7 @@ func (m *Manager) StopLeading() {
 	for _, p := range m.pods {
 		m.withdraw(p)
 		m.endCharge(p, false)
-		p.failedAt, p.letThrough = time.Time{}, time.Time{}
+		p.failedAt, p.provisioning = time.Time{}, time.Time{}
 		m.refresh(p)
 		p.gate, p.gateRetry = gateClosed, time.Time{}
 	}

@@ -46,8 +46,8 @@ type pod struct {
 	// grant is the grant of the pod's unit, if the pod has or had a charge. failedAt is when a charge last ended without a bind.
 	grant    *grant
 	failedAt time.Time
-	// letThrough is when its gate was opened for an autoscaler; zero if it wasn't.
-	letThrough time.Time
+	// provisioning is since when the gate is open for an autoscaler; zero if it isn't.
+	provisioning time.Time
 	// gate is how far this process is with opening the pod's gate. If that has failed, it is not tried again before gateRetry.
 	gate      gateState
 	gateRetry time.Time

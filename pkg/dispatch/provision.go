@@ -15,9 +15,9 @@ const (
 	provisionLife = 20 * time.Minute
 )
 
-// letThrough opens the gates of units that don't fit, so that an autoscaler sees them: kube-scheduler reports pods without a gate as
+// provision opens the gates of units that don't fit, so that an autoscaler sees them: kube-scheduler reports pods without a gate as
 // unschedulable. They still wait for their turn, and have neither a place nor a charge.
-func (m *Manager) letThrough(now time.Time) {
+func (m *Manager) provision(now time.Time) {
 	if m.Provisioning == 0 {
 		return
 	}
@@ -26,16 +26,16 @@ func (m *Manager) letThrough(now time.Time) {
 		free := m.Provisioning
 		for _, item := range standing.Waiting {
 			u := item.Value.(*unit)
-			if now.Sub(u.letThrough) < provisionLife {
+			if now.Sub(u.provisioning) < provisionLife {
 				free--
 			} else if len(next) < m.Provisioning && m.needsNode(u, now) {
 				next = append(next, u)
 			}
 		}
 		for _, u := range next[:max(0, min(free, len(next)))] {
-			u.letThrough = now
+			u.provisioning = now
 			for _, p := range u.pods {
-				p.letThrough = now
+				p.provisioning = now
 				m.refreshGate(p)
 			}
 		}
@@ -54,5 +54,5 @@ func (m *Manager) needsNode(u *unit, now time.Time) bool {
 	default:
 		return false
 	}
-	return slices.ContainsFunc(u.pods, func(p *pod) bool { return p.letThrough.IsZero() && p.Gated })
+	return slices.ContainsFunc(u.pods, func(p *pod) bool { return p.provisioning.IsZero() && p.Gated })
 }

@@ -79,7 +79,7 @@ func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
 	}
 	r.grantInOrder()
 	if all {
-		m.letThrough(now)
+		m.provision(now)
 	}
 	if p.incomplete() {
 		p.missed = r.freed

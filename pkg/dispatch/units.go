@@ -35,8 +35,8 @@ type unit struct {
 	paused, behindFailed bool
 	// triedIn is the number of the latest round that tried it.
 	triedIn uint64
-	// letThrough is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
-	letThrough time.Time
+	// provisioning is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
+	provisioning time.Time
 }
 
 // has reports whether the unit consists of these pods.
@@ -92,7 +92,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 	}
 	first := pods[0]
 	u := &unit{
-		pods: pods, constraints: first.Constraints, namespace: first.Namespace, letThrough: first.letThrough,
+		pods: pods, constraints: first.Constraints, namespace: first.Namespace, provisioning: first.provisioning,
 		item: fairshare.Item{
 			Item:   ledger.Item{ID: id, Broken: broken, Priority: first.Priority, Entered: first.Created},
 			Tenant: m.namespaces[first.Namespace].Tenant,
@@ -120,8 +120,8 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 			failedAt = p.failedAt
 		}
 		u.cards += p.NumCards()
-		if p.letThrough.Before(u.letThrough) {
-			u.letThrough = p.letThrough
+		if p.provisioning.Before(u.provisioning) {
+			u.provisioning = p.provisioning
 		}
 	}
 	if failedAt.After(u.item.Entered) {

@@ -554,7 +554,7 @@ func (c *awaitedChoice) findPlaces(n *node) {
 }
 
 // leaves reports whether the share is a place that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
-func (c *awaitedChoice) leaves(r *reserved) bool {
+func (c *awaitedChoice) leaves(r *reservedShare) bool {
 	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
 }
 
@@ -578,7 +578,7 @@ func (c *awaitedChoice) countReservations(n *node) {
 }
 
 // counts reports whether the share is the item's own, or that of an item that comes before.
-func (c *awaitedChoice) counts(r *reserved) bool {
+func (c *awaitedChoice) counts(r *reservedShare) bool {
 	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && !c.allocated(r.Pod.UID)
 	return before || c.made != nil && r.Reservation == c.made
 }

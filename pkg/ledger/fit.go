@@ -226,11 +226,11 @@ func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
 
 // cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them.
 func (l *Ledger) cardsFor(n *node, a *asker) []placement.Card {
-	return l.cardsBeside(n, a, func(*reserved) bool { return true })
+	return l.cardsBeside(n, a, func(*reservedShare) bool { return true })
 }
 
 // cardsBeside is cardsFor with those of the shares only that count.
-func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reserved) bool) []placement.Card {
+func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reservedShare) bool) []placement.Card {
 	cards, copied := n.cards, false
 	for r := range l.sharesAgainst(n, a) {
 		if !counts(r) {
@@ -245,8 +245,8 @@ func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reserved) bool) []p
 }
 
 // sharesAgainst yields the shares of awaited reservations on the node that count as used for the pod.
-func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reserved] {
-	return func(yield func(*reserved) bool) {
+func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reservedShare] {
+	return func(yield func(*reservedShare) bool) {
 		for i := range n.reserved {
 			r := &n.reserved[i]
 			if l.isAgainst(a, r) && !yield(r) {
@@ -258,13 +258,13 @@ func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reserved] {
 
 // isAgainst reports whether the share counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
 // has no allocation yet.
-func (l *Ledger) isAgainst(a *asker, r *reserved) bool {
+func (l *Ledger) isAgainst(a *asker, r *reservedShare) bool {
 	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
 }
 
 // comesBefore reports whether the reservation comes before the pod. Two items of the queue have its order. If either the item or the pod needs a turn
 // of fair sharing, the other one comes first. Otherwise priority decides, see Reservation.Priority.
-func (l *Ledger) comesBefore(r *reserved, a *asker) bool {
+func (l *Ledger) comesBefore(r *reservedShare, a *asker) bool {
 	mine := a.own[r.Source]
 	switch {
 	case r.Source == Queued && mine != nil:
@@ -276,7 +276,7 @@ func (l *Ledger) comesBefore(r *reserved, a *asker) bool {
 }
 
 // isBehind reports whether the share comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
-func (l *Ledger) isBehind(a *asker, r *reserved) bool {
+func (l *Ledger) isBehind(a *asker, r *reservedShare) bool {
 	nomination, unit := a.own[Nominated], a.own[Reclaimed]
 	nominated := nomination != nil && nomination.Shares[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
 	return nominated || unit != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == unit })
@@ -297,7 +297,7 @@ func (l *Ledger) reasonBeside(n *node, a *asker, reason reasons.Reason) reasons.
 // fitsUnlabelled reports whether labelled reservations keep the pod from the node's cards.
 func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
 	labelled := false
-	cards := l.cardsBeside(n, a, func(r *reserved) bool {
+	cards := l.cardsBeside(n, a, func(r *reservedShare) bool {
 		labelled = labelled || r.Label != ""
 		return r.Label == ""
 	})

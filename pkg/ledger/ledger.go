@@ -439,7 +439,7 @@ type edit struct {
 
 // former is what a node was before an edit.
 type former struct {
-	usable
+	nodeSnapshot
 	added bool // By this edit.
 }
 
@@ -475,7 +475,7 @@ func (e *edit) alter(name string, how func(*node)) *node {
 // changes records what the node is before its first change.
 func (e *edit) changes(n *node, added bool) {
 	if _, changed := e.changed[n]; !changed {
-		e.changed[n] = former{n.usable(), added}
+		e.changed[n] = former{n.snapshot(), added}
 	}
 }
 
@@ -495,7 +495,7 @@ func (e *edit) drop(uid gpu.PodUID) {
 // end removes the nodes that have neither an object nor allocations any more. It returns the nodes on which pods may fit that didn't fit before.
 func (e *edit) end() []string {
 	for n, former := range e.changed {
-		if n.roomierThan(former.usable) {
+		if n.roomierThan(former.nodeSnapshot) {
 			e.freed = append(e.freed, n.name)
 		}
 		if n.known || len(n.allocations) > 0 {

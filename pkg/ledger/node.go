@@ -27,8 +27,8 @@ type node struct {
 	// totals are the sums over cards.
 	totals placement.Totals
 
-	// reserved are the shares of reservations on this node, see reserved.compare.
-	reserved []reserved
+	// reserved are the shares of reservations on this node, see reservedShare.compare.
+	reserved []reservedShare
 	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
 	cards []placement.Card
 	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
@@ -165,8 +165,8 @@ func hasRoom(cards []placement.Card, where gpu.Placement) bool {
 // position returns the position of the card with the given index.
 func (n *node) position(index int) (int, bool) { return placement.Position(n.cards, index) }
 
-// usable is what pods can use of a node. It is a copy.
-type usable struct {
+// nodeSnapshot is what pods can use of a node. It is a copy.
+type nodeSnapshot struct {
 	// cards are the cards on which pods can be placed.
 	cards []placement.Card
 	// support is what the node can give to pods.
@@ -175,18 +175,18 @@ type usable struct {
 	leaving int
 }
 
-func (n *node) usable() usable {
+func (n *node) snapshot() nodeSnapshot {
 	if n.shareable() != reasons.Fits {
-		return usable{}
+		return nodeSnapshot{}
 	}
-	return usable{
+	return nodeSnapshot{
 		cards:   slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy }),
 		support: n.spec.Support, leaving: n.leaving,
 	}
 }
 
 // roomierThan reports whether a pod may fit the node now and didn't before.
-func (n *node) roomierThan(before usable) bool {
+func (n *node) roomierThan(before nodeSnapshot) bool {
 	if n.shareable() != reasons.Fits {
 		return false
 	}

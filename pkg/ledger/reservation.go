@@ -106,7 +106,7 @@ type reservations struct {
 	// awaited are the awaited reservations by source and pod.
 	awaited [sources]map[gpu.PodUID]*Reservation
 	// elsewhere are the awaited shares on nodes that the ledger doesn't know. See node.reserved.
-	elsewhere map[string][]reserved
+	elsewhere map[string][]reservedShare
 	// items are the awaited reservations by source and the item's ID. The item of a nomination is its pod, whose UID is the ID.
 	items [sources]map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
@@ -118,7 +118,7 @@ func newReservations() (r reservations) {
 	for source := range r.awaited {
 		r.awaited[source], r.items[source] = map[gpu.PodUID]*Reservation{}, map[string]*Reservation{}
 	}
-	r.elsewhere, r.placed = map[string][]reserved{}, map[gpu.PodUID]*Reservation{}
+	r.elsewhere, r.placed = map[string][]reservedShare{}, map[gpu.PodUID]*Reservation{}
 	r.counted = &countedPods{on: map[string][]countedPod{}}
 	return r
 }
@@ -134,15 +134,15 @@ func (r *reservations) of(uid gpu.PodUID) (own ownReservations) {
 	return own
 }
 
-// reserved is a share with its reservation.
-type reserved struct {
+// reservedShare is a share with its reservation.
+type reservedShare struct {
 	*Reservation
 	Share
 }
 
 // compare orders the shares of a node. Those on certain cards come first. The others are in the order in which their pods get cards: by priority,
 // and then by request, the largest first, because fewer cards have room for it.
-func (r reserved) compare(o reserved) int {
+func (r reservedShare) compare(o reservedShare) int {
 	if known, others := len(r.On) > 0, len(o.On) > 0; known || others {
 		return cmp.Compare(len(o.On), len(r.On))
 	}
@@ -181,9 +181,9 @@ func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
 func (l *Ledger) addShare(r *Reservation, share Share) {
 	r.Shares = append(r.Shares, share)
 	l.reservations.awaited[r.Source][share.Pod.UID] = r
-	added := reserved{r, share}
-	l.alterReserved(share.Node, func(on []reserved) []reserved {
-		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reserved) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
+	added := reservedShare{r, share}
+	l.alterReserved(share.Node, func(on []reservedShare) []reservedShare {
+		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reservedShare) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
 		return slices.Insert(on, i, added)
 	})
 	l.count(r.Source, &share)
@@ -211,8 +211,8 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 			continue
 		}
 		last = share.Node
-		l.alterReserved(last, func(on []reserved) []reserved {
-			return slices.DeleteFunc(on, func(s reserved) bool { return s.Reservation == r })
+		l.alterReserved(last, func(on []reservedShare) []reservedShare {
+			return slices.DeleteFunc(on, func(s reservedShare) bool { return s.Reservation == r })
 		})
 		l.uncount(source, last, func(uid gpu.PodUID) bool {
 			ends := ending[uid]
@@ -227,7 +227,7 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 }
 
 // alterReserved changes the shares on a node.
-func (l *Ledger) alterReserved(name string, alter func([]reserved) []reserved) {
+func (l *Ledger) alterReserved(name string, alter func([]reservedShare) []reservedShare) {
 	if n := l.nodes[name]; n != nil {
 		n.reserved = alter(n.reserved)
 		l.markChanged(n)
@@ -294,7 +294,7 @@ func (l *Ledger) NeedsTurn(pod gpu.Pod) bool { return l.turns != nil && l.turns.
 // expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
 // none, cards that have room once the terminating pods and the victims have ended. The result can be empty, because the victims that
 // kube-scheduler chose are unknown until they are terminating.
-func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
+func (n *node) expected(r *reservedShare, cards []placement.Card) gpu.Placement {
 	if len(r.On) > 0 {
 		return r.On
 	}
@@ -317,8 +317,8 @@ func (n *node) expected(r *reserved, cards []placement.Card) gpu.Placement {
 }
 
 // nominees returns the shares that name no cards.
-func (n *node) nominees() []reserved {
-	i := slices.IndexFunc(n.reserved, func(r reserved) bool { return len(r.On) == 0 })
+func (n *node) nominees() []reservedShare {
+	i := slices.IndexFunc(n.reserved, func(r reservedShare) bool { return len(r.On) == 0 })
 	if i < 0 {
 		return nil
 	}
