@@ -120,48 +120,7 @@ type inline struct{ err error }
 func (g *inline) Go(run func() error) { g.err = errors.Join(g.err, run()) }
 func (g *inline) Wait() error         { return g.err }
 
-// mortal is the API of a process that dies at its nth call: before or after the API server has made it.
-type mortal struct {
-	API
-	left  int
-	after bool
-}
-
 var errStandby = errors.New("standby")
-
-var errDead = fmt.Errorf("dead: %w", errLost)
-
-func call[T any](m *mortal, make func() (T, error)) (T, error) {
-	var none T
-	switch m.left--; {
-	case m.left > 0:
-		return make()
-	case m.left == 0 && m.after:
-		_, _ = make()
-	}
-	return none, errDead
-}
-
-func (m *mortal) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
-	_, err := call(m, func() (bool, error) { return true, m.API.Evict(ctx, pod, grace, dryRun) })
-	return err
-}
-
-func (m *mortal) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	return call(m, func() (*corev1.Pod, error) { return m.API.Pod(ctx, namespace, name) })
-}
-
-func (m *mortal) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.ConfigMap(ctx, namespace, name) })
-}
-
-func (m *mortal) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.CreateConfigMap(ctx, namespace, name) })
-}
-
-func (m *mortal) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.PatchConfigMap(ctx, namespace, name, version, data) })
-}
 
 // The leader dies at each call to the API server of a round, and the next one at each of its calls. The one after them finishes what they have begun:
 // all victims if the pod still waits, else the rest of the group. Nothing else is evicted. The same holds if the caches of the next ones show only after a
@@ -180,9 +139,9 @@ func testExecutorDies(t *testing.T, lag time.Duration) {
 			for first := range calls {
 				for second := range calls {
 					f := newExecutions(t)
-					_, _ = f.evict(f.process(&mortal{f.server, first + 1, after}))
+					_, _ = f.evict(f.process(&fake.Mortal{API: f.server, Left: first + 1, After: after}))
 					before := f.running()
-					f.next(&mortal{f.server, second + 1, after}, waits, lag)
+					f.next(&fake.Mortal{API: f.server, Left: second + 1, After: after}, waits, lag)
 					f.next(f.server, waits, lag)
 					running, begun := f.running(), before != "g1 g2 g3 s"
 					outcomes[running]++
@@ -323,8 +282,8 @@ func TestExecutorRecords(t *testing.T) {
 		failed bool
 	}{
 		"the API server refuses": {func(f *executions, _ *Executor) {
-			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
-		}, errDead, true},
+			f.server.Answer(fake.Answers{Record: func(string) error { return fake.ErrDead }})
+		}, fake.ErrDead, true},
 		"another process has written": {func(f *executions, _ *Executor) {
 			other := f.process(f.server)
 			if _, err := f.evict(other); err != nil {
@@ -347,7 +306,7 @@ func TestExecutorRecords(t *testing.T) {
 		}, errFull, false},
 		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errFull, false},
 		"the API server refuses to read them": {func(f *executions, x *Executor) {
-			f.server.Answer(fake.Answers{Record: func(string) error { return errDead }})
+			f.server.Answer(fake.Answers{Record: func(string) error { return fake.ErrDead }})
 			x.resign()
 			x.Tick(t.Context())
 		}, errFull, true},
@@ -380,7 +339,7 @@ func TestExecutorWritesAgain(t *testing.T) {
 	writes := 0
 	f.server.Answer(fake.Answers{Record: func(string) error {
 		writes++
-		return errDead
+		return fake.ErrDead
 	}})
 	f.later(x, 91*time.Second) // Until the round has ended.
 	writes = 0
@@ -400,7 +359,7 @@ func TestExecutorWritesAgain(t *testing.T) {
 func TestExecutorInheritsUnseen(t *testing.T) {
 	for waits, want := range map[bool]string{true: "", false: "g1 g2 g3 s"} {
 		f := newExecutions(t)
-		_, _ = f.evict(f.process(&mortal{f.server, 12, false})) // It dies before the first eviction.
+		_, _ = f.evict(f.process(&fake.Mortal{API: f.server, Left: 12, After: false})) // It dies before the first eviction.
 		x := f.process(f.server)
 		c := x.Cache.(*cluster)
 		delete(c.pods, "g1")

@@ -2,7 +2,6 @@ package preemption
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,57 +26,6 @@ import (
 	"github.com/gpushare/gpushare/test/fake"
 	"github.com/gpushare/gpushare/test/framework"
 )
-
-// dying is the API of an Executor whose process dies after a number of calls. It records the evictions that the API server has granted.
-type dying struct {
-	apiserver.Client
-	mu      sync.Mutex
-	left    int
-	evicted *[]string
-}
-
-var errDead = errors.New("the process is dead")
-
-// call makes a call. The answer to the last one is lost.
-func call[T any](d *dying, make func() (T, error)) (T, error) {
-	var none T
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch d.left--; {
-	case d.left > 0:
-		return make()
-	case d.left == 0:
-		_, _ = make()
-	}
-	return none, errDead
-}
-
-func (d *dying) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
-	_, err := call(d, func() (bool, error) {
-		err := d.Client.Evict(ctx, pod, grace, dryRun)
-		if err == nil && !dryRun {
-			*d.evicted = append(*d.evicted, pod.Name)
-		}
-		return true, err
-	})
-	return err
-}
-
-func (d *dying) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	return call(d, func() (*corev1.Pod, error) { return d.Client.Pod(ctx, namespace, name) })
-}
-
-func (d *dying) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.ConfigMap(ctx, namespace, name) })
-}
-
-func (d *dying) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.CreateConfigMap(ctx, namespace, name) })
-}
-
-func (d *dying) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
-	return call(d, func() (*corev1.ConfigMap, error) { return d.Client.PatchConfigMap(ctx, namespace, name, version, data) })
-}
 
 // synced is all that an Executor asks of its cache. It shows what the API server has.
 type synced struct {
@@ -156,7 +104,8 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			clock := clocktesting.NewFakeClock(time.Now())
 			lead := func(left int) *eviction.Executor {
 				return eviction.NewExecutor(eviction.Options{
-					API: &dying{Client: api, left: left, evicted: &evicted}, Cache: synced{Namespace: s}, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
+					API: &fake.Mortal{API: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
+					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
 					Journal: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
 					Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
 				})
