@@ -57,7 +57,7 @@ func TestUpgrade(t *testing.T) {
 		return values[failures] >= 3, err
 	})
 	c.waitShares(t, map[string]int{"bob": 8})
-	if log := extender.process.Tail(100); !framework.ContainsAll(log, "No pods are evicted for others", `ConfigMap kube-system/gpushare-evictions: configmaps \"gpushare-evictions\" is forbidden`) {
+	if log := extender.process.Tail(100); !framework.ContainsAll(log, "no pods are evicted for others", `ConfigMap kube-system/gpushare-evictions: configmaps \"gpushare-evictions\" is forbidden`) {
 		t.Errorf("the log doesn't say why no pods are evicted:\n%s", log)
 	}
 
