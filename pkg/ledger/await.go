@@ -212,7 +212,7 @@ func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	if first == nil {
 		return ""
 	}
-	return first.Label
+	return first.Item.Label
 }
 
 // AwaitedIdle returns the memory that each item's awaited reservation keeps from other pods now, by the item's ID: what is free on its cards.
@@ -443,7 +443,7 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 
 // choose adds the reservation with its shares. It returns false if one of the requests doesn't fit. The caller holds the lock.
 func (c *awaitedChoice) choose(requests []Request) bool {
-	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Label: c.item.Label, Priority: c.item.Priority})
+	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Priority: c.item.Priority})
 	ranks := rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
 	for i := range requests {
 		if c.allocated(requests[i].Pod.UID) {

@@ -283,25 +283,25 @@ func (l *Ledger) isBehind(a *asker, r *reservedShare) bool {
 }
 
 // reasonBeside returns the reason beside what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that
-// leaves too little CPU, or another resource, for the pod, and reasons.Reserved if the cards would have room without the labelled reservations.
+// leaves too little CPU, or another resource, for the pod, and reasons.Reserved if the cards would have room without the queue's reservations.
 func (l *Ledger) reasonBeside(n *node, a *asker, reason reasons.Reason) reasons.Reason {
 	switch {
 	case reason == reasons.Fits && !l.hasResources(n, a):
 		return reasons.ResourcesReserved
-	case reason.Resolvable() && l.fitsUnlabelled(n, a):
+	case reason.Resolvable() && l.fitsWithoutQueued(n, a):
 		return reasons.Reserved
 	}
 	return reason
 }
 
-// fitsUnlabelled reports whether labelled reservations keep the pod from the node's cards.
-func (l *Ledger) fitsUnlabelled(n *node, a *asker) bool {
-	labelled := false
+// fitsWithoutQueued reports whether only the queue's reservations keep the pod from the node's cards.
+func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
+	queued := false
 	cards := l.cardsBeside(n, a, func(r *reservedShare) bool {
-		labelled = labelled || r.Label != ""
-		return r.Label == ""
+		queued = queued || r.Source == Queued
+		return r.Source != Queued
 	})
-	return labelled && placement.Fit(cards, a.demand) == reasons.Fits
+	return queued && placement.Fit(cards, a.demand) == reasons.Fits
 }
 
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if

@@ -18,8 +18,6 @@ type Reservation struct {
 	// Item is the item of the queue, for reservations from the queue. Of two items that both have one, each sees the memory of the one that comes
 	// before it as used.
 	Item Item
-	// Label names the item for users. A pod that only labelled reservations keep from a node doesn't fit it with the reason reasons.Reserved.
-	Label string
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. With
 	// fair sharing, priorities don't count between items that need a turn and pods that need none, or the other way round: an item that needs no
 	// turn is seen by all pods that need one, and an item that needs a turn by no pod that needs none.
@@ -57,7 +55,7 @@ const (
 
 	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
 	Reclaimed // Reclaim, which frees memory for a unit. Hold makes it, with Victims.
-	Queued    // The queue, for an item that waits for memory. Await makes it, with Item and Label.
+	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
 	sources
 )
 
