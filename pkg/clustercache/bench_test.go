@@ -35,9 +35,7 @@ func BenchmarkLock(b *testing.B) {
 	changing := gpu.Pod{UID: "changing", Namespace: "default", Name: "changing", Request: 10}
 	update := func() {
 		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: changing, Node: nodeName(0)}, Overuse: &protocol.Overuse{}}
-		if err := c.podInformer.GetIndexer().Update(bound); err != nil {
-			b.Error(err)
-		}
+		check.NoError(b, c.podInformer.GetIndexer().Update(bound))
 		c.updateSets(&PodInfo{PodUse: bound.PodUse, Pending: &diagnosis.Pod{Pod: changing}, RequestProblem: "none"})
 	}
 	for name, call := range map[string]func(){

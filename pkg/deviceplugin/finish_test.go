@@ -8,6 +8,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // slowly is longer than anything takes between the calls of an admission on a busy machine.
@@ -52,9 +53,7 @@ func TestEndDuringCall(t *testing.T) {
 	await.True(t, "a list that hangs", func() bool { return b.hanging.held.Load() > 0 })
 	ended := end()
 	b.hanging.Resume()
-	if err := <-admitted; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-admitted)
 	<-ended
 }
 

@@ -370,9 +370,7 @@ func TestOneNamespace(t *testing.T) {
 	pending := func(args ...string) (stdout, stderr string) {
 		t.Helper()
 		stdout, stderr, err := execute(t, api, append(args, "--pending", "-n", "ml", "--no-headers")...)
-		if err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, err)
 		return stdout, stderr
 	}
 	const full = "ml  mine  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card\n"

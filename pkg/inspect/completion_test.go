@@ -21,9 +21,7 @@ func TestCompletion(t *testing.T) {
 		out := newOutput()
 		cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: newOutput()}, "v1.2.3")
 		cmd.SetArgs(CompletionArgs(words))
-		if err := cmd.ExecuteContext(t.Context()); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, cmd.ExecuteContext(t.Context()))
 		return out.String()
 	}
 	for name, test := range map[string]struct {

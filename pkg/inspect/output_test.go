@@ -14,9 +14,7 @@ import (
 func TestOutput(t *testing.T) {
 	structured := func(output string) func(*bytes.Buffer, Report, format) {
 		return func(out *bytes.Buffer, report Report, _ format) {
-			if err := writeStructured(out, output, report); err != nil {
-				t.Error(err)
-			}
+			check.NoError(t, writeStructured(out, output, report))
 		}
 	}
 	tests := map[string]struct {
@@ -70,9 +68,7 @@ Allocated/Total GPU Memory In Cluster:  0/16 (0%)
 		"simulated cards, JSON": {simulated, func(out *bytes.Buffer, report Report, _ format) {
 			for _, node := range report.Nodes {
 				marked, err := json.Marshal(node)
-				if err != nil {
-					t.Error(err)
-				}
+				check.NoError(t, err)
 				fmt.Fprintln(out, node.Name, strings.Contains(string(marked), `"simulated":true`))
 			}
 		}, format{}, `

@@ -266,7 +266,5 @@ func TestUsageWatch(t *testing.T) {
 		return strings.Contains(text, "========") && strings.Contains(text, "GPU0  2 ")
 	})
 	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-ended)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestXidChecks: the lists have the same meaning as in NVIDIA's device plugin.
@@ -47,9 +49,7 @@ func TestParseCardMemory(t *testing.T) {
 		{text: "GPU-a=1Gi,GPU-b=500M", a: 1 << 30, b: 500e6, reported: 1 << 40},
 	} {
 		memory, err := ParseCardMemory(test.text)
-		if err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, err)
 		got := want{text: test.text, a: memory.of("GPU-a", test.reported), b: memory.of("GPU-b", test.reported), reported: test.reported}
 		if got != test {
 			t.Errorf("got %+v, want %+v", got, test)

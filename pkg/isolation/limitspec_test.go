@@ -129,9 +129,7 @@ func TestLimitSpecConcurrent(t *testing.T) {
 	for i := range 8 {
 		writers.Go(func() {
 			for n := range 10 {
-				if err := spec.Add(uint64(2+i*10+n) * mebibyte); err != nil {
-					t.Error(err)
-				}
+				check.NoError(t, spec.Add(uint64(2+i*10+n)*mebibyte))
 				data, err := os.ReadFile(filepath.Join(dir, limitFile))
 				if err != nil || !json.Valid(data) {
 					t.Errorf("%v: %.100s", err, data)

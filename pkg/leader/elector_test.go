@@ -18,6 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpushare/gpushare/test/await"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // changes is an Observer.
@@ -200,9 +201,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	}
 	fakeClock.Step(200 * time.Millisecond)
 	r.changes.awaitLeading(t)
-	if err := r.Answer(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, r.Answer())
 	if got := len(attempts); got != 2 {
 		t.Errorf("%d attempts to take over, want one failure and one success", got)
 	}

@@ -52,9 +52,7 @@ func TestGangsByPhase(t *testing.T) {
 gpushare_extender_gangs{phase="broken"} 0
 gpushare_extender_gangs{phase="running"} 3
 `
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "gpushare_extender_gangs"); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), "gpushare_extender_gangs"))
 }
 
 func TestExtender(t *testing.T) {
@@ -128,9 +126,7 @@ gpushare_extender_resolved_binds_total{outcome="not_bound"} 0
 	for i, name := range names {
 		names[i] = namespace + "_" + name
 	}
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), names...); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), names...))
 }
 
 func TestLedgerMetrics(t *testing.T) {
@@ -141,9 +137,7 @@ func TestLedgerMetrics(t *testing.T) {
 	metrics := NewLedger(registry, l, func() error { return ready }, always).Beside(registry)
 	compare := func(want string) {
 		t.Helper()
-		if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, testutil.GatherAndCompare(metrics, strings.NewReader(want)))
 	}
 	compare(`
 # HELP gpushare_extender_cache_synced 1 once the caches are synced and the extender can answer kube-scheduler, 0 before.
@@ -262,9 +256,7 @@ gpushare_extender_simulated_cards 1
 # TYPE gpushare_extender_awaited_idle_ratio gauge
 gpushare_extender_awaited_idle_ratio 0
 `+nodeProblems("gone", "without_plugin", "unhealthy_card", "overfull_card", "overfull_card", "unknown_card")))
-	if err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, err)
 }
 
 // TestRDMAPorts: a card near active ports of adapters has a series with their number, and others have none.
@@ -278,9 +270,7 @@ func TestRDMAPorts(t *testing.T) {
 # TYPE gpushare_extender_card_rdma_ports gauge
 gpushare_extender_card_rdma_ports{card="0",node="n1"} 2
 `), namespace+"_card_rdma_ports")
-	if err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, err)
 }
 
 // TestCoresNotCounted: a node whose device plugin is too old for cores has no series for them.
@@ -398,9 +388,7 @@ gpushare_extender_leadership_changes_total 2
 # TYPE gpushare_extender_leading gauge
 gpushare_extender_leading 0
 `))
-	if err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, err)
 }
 
 // fakeCluster is a ClusterState.
@@ -416,9 +404,7 @@ func TestCluster(t *testing.T) {
 	NewCluster(registry, state)
 	want := func(text string) {
 		t.Helper()
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(text)); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(text)))
 	}
 	want("")
 	*state = fakeCluster{versions: map[string]uint64{"pods": 12, "nodes": 11}}

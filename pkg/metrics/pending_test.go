@@ -44,9 +44,7 @@ func TestPending(t *testing.T) {
 		text.WriteString("# HELP gpushare_extender_request_problems Number of pods that get no GPU memory although they seem to ask for some, because of a mistake in their request.\n" +
 			"# TYPE gpushare_extender_request_problems gauge\n")
 		fmt.Fprintf(&text, "gpushare_extender_request_problems %d\n", now.RequestProblems)
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(text.String())); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(text.String())))
 	}
 	expect(nil, nil, 0)
 	waits := func(reason reasons.Reason, waited time.Duration, queued bool, ahead int) Pending {
@@ -83,9 +81,7 @@ func TestPendingMistakes(t *testing.T) {
 		for _, metric := range family.GetMetric() {
 			if labels := metric.GetLabel(); len(labels) > 0 {
 				var reason reasons.Reason
-				if err := reason.UnmarshalText([]byte(labels[0].GetValue())); err != nil {
-					t.Error(err)
-				}
+				check.NoError(t, reason.UnmarshalText([]byte(labels[0].GetValue())))
 				got[reason] = int(metric.GetGauge().GetValue())
 			} else if n := int(metric.GetGauge().GetValue()); n != requestProblems || n == 0 {
 				t.Errorf("%d request problems, want %d", n, requestProblems)

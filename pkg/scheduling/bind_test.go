@@ -79,9 +79,7 @@ func TestTakeOverWaitsForSync(t *testing.T) {
 		tookOver := make(chan error, 1)
 		go func() { tookOver <- f.TakeOver(t.Context()) }()
 		f.run()
-		if err := <-tookOver; err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, <-tookOver)
 	})
 }
 
@@ -235,14 +233,10 @@ func TestBindWaitsForOthers(t *testing.T) {
 		recent := fake.Pod("new", 10)
 		f.server.Set(recent)
 		f.publish(recent)
-		if err := f.bind(recent); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, f.bind(recent))
 		f.want(queued, "assumed n1 card 0")
 		f.clock.Step(100 * time.Millisecond)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, <-ended)
 		f.want(queued, "bound n1 card 0")
 	})
 }
@@ -332,9 +326,7 @@ func TestRetryKeepsCardWhileItWaits(t *testing.T) {
 			t.Errorf("the next pod: %v, want ErrNoRoom", err)
 		}
 		f.clock.Step(20 * time.Millisecond)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, <-ended)
 		f.want(pod, "bound n1 card 2")
 	})
 }
@@ -356,9 +348,7 @@ func TestNoRetryOnFailedCard(t *testing.T) {
 		f.want(pod, "assumed n1 card 0")
 		f.clock.Step(f.BindDeadline())
 		f.pass("the card to be released", func() bool { return f.allocation("uid-p") == "none" })
-		if err := f.bind(pod); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, f.bind(pod))
 		f.want(pod, "bound n1 card 1")
 	})
 }

@@ -205,9 +205,7 @@ func (f *fixture) send(pod *corev1.Pod) {
 	if apierrors.IsNotFound(err) {
 		_, err = pods.Create(f.t.Context(), pod, metav1.CreateOptions{})
 	}
-	if err != nil {
-		f.t.Error(err)
-	}
+	check.NoError(f.t, err)
 }
 
 // publishGone makes the watch report that the pod was deleted.
@@ -220,9 +218,7 @@ func (f *fixture) publishGone(pod *corev1.Pod) {
 // sendGone is publishGone without the wait until the Scheduler has received it.
 func (f *fixture) sendGone(pod *corev1.Pod) {
 	f.t.Helper()
-	if err := f.client.CoreV1().Pods(pod.Namespace).Delete(f.t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-		f.t.Error(err)
-	}
+	check.NoError(f.t, f.client.CoreV1().Pods(pod.Namespace).Delete(f.t.Context(), pod.Name, metav1.DeleteOptions{}))
 }
 
 // publishNode makes the watch report the node.
@@ -237,9 +233,7 @@ func (f *fixture) publishNode(node *corev1.Node) {
 // publishNodeGone makes the watch report that the node was deleted.
 func (f *fixture) publishNodeGone(name string) {
 	f.t.Helper()
-	if err := f.client.CoreV1().Nodes().Delete(f.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		f.t.Error(err)
-	}
+	check.NoError(f.t, f.client.CoreV1().Nodes().Delete(f.t.Context(), name, metav1.DeleteOptions{}))
 	synctest.Wait()
 }
 

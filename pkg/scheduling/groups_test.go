@@ -25,6 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -599,9 +600,7 @@ func TestSinglePodsDoNotWait(t *testing.T) {
 		if result := g.filter(single, "n1"); result.Reasons == nil || len(result.Passed) != 1 {
 			t.Errorf("filter: %+v", result)
 		}
-		if err := g.bind(single); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, g.bind(single))
 		if got, err := g.Preempt(t.Context(), fake.Pod("other", 16), nil); err != nil || len(got) > 0 {
 			t.Errorf("%v, %v", got, err)
 		}

@@ -122,9 +122,7 @@ func TestRealProcesses(t *testing.T) {
 	go func() { over <- monitor.Run(ctx, func(inventory.State) {}) }()
 	defer func() {
 		stop()
-		if err := <-over; err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, <-over)
 	}()
 	// measure waits for a measurement in which every process is old enough to be resolved.
 	measure := func(done func(protocol.Usage) bool) protocol.Usage {

@@ -32,9 +32,7 @@ func TestMaxConnections(t *testing.T) {
 	check.Must(t, err)
 	response.Body.Close()
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-ended)
 }
 
 // On loopback, the page is not for a site whose name leads here.

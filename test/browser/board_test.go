@@ -25,6 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/webui"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -119,14 +120,10 @@ func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := board.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, board.Run(ctx))
 	})
 	running.Go(func() {
-		if err := webui.Serve(ctx, listener, handler, nil); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, webui.Serve(ctx, listener, handler, nil))
 	})
 	stop = func() {
 		cancel()

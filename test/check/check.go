@@ -15,6 +15,14 @@ func Must(t testing.TB, err error) {
 	}
 }
 
+// NoError fails the test if err is not nil, and lets it go on.
+func NoError(t testing.TB, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
+}
+
 // Equal fails the test if the values differ. what names them.
 func Equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
 	if diff := cmp.Diff(want, got, options...); diff != "" {

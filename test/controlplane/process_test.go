@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/test/check"
 )
 
 func shell(t *testing.T, script string) *Process {
@@ -142,12 +144,8 @@ func TestProcessOutlivesThread(t *testing.T) {
 	go func() {
 		runtime.LockOSThread()                      // Never unlocked, so that the thread ends with the goroutine.
 		id, err := os.Readlink("/proc/thread-self") // PID/task/TID
-		if err != nil {
-			t.Error(err)
-		}
-		if err := p.Start(t.Context()); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, err)
+		check.NoError(t, p.Start(t.Context()))
 		thread <- id
 	}()
 	id := <-thread

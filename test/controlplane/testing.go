@@ -54,9 +54,7 @@ func StartForTest(t testing.TB, o Options) *ControlPlane {
 	c, err := Start(t.Context(), o)
 	check.Must(t, err)
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, c.Stop())
 		printLogs(t, c.Processes()...)
 	})
 	return c
@@ -66,9 +64,7 @@ func StartForTest(t testing.TB, o Options) *ControlPlane {
 func RunForTest(t testing.TB, p *Process) {
 	t.Helper()
 	t.Cleanup(func() {
-		if err := p.Kill(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, p.Kill())
 		printLogs(t, p)
 	})
 	check.Must(t, p.Start(t.Context()))
@@ -80,9 +76,7 @@ func (c *ControlPlane) StartProxyForTest(t testing.TB) *Proxy {
 	proxy, err := c.StartProxy()
 	check.Must(t, err)
 	t.Cleanup(func() {
-		if err := proxy.Close(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, proxy.Close())
 	})
 	return proxy
 }
@@ -106,9 +100,7 @@ func testDir(t testing.TB) string {
 			t.Logf("the control plane's files are in %s", dir)
 			return
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, os.RemoveAll(dir))
 	})
 	return dir
 }

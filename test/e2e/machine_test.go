@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
@@ -132,9 +133,7 @@ func (s *scene) waitContainers(m machine, names ...string) (pod *corev1.Pod) {
 func (s *scene) checkContainers(m machine, names ...string) {
 	s.Helper()
 	for _, name := range names {
-		if err := s.containersDiffer(s.Context(), m, s.WaitAssigned(name)); err != nil {
-			s.Error(err)
-		}
+		check.NoError(s, s.containersDiffer(s.Context(), m, s.WaitAssigned(name)))
 	}
 }
 

@@ -643,9 +643,7 @@ func testThreads(t *testing.T, lib nvml.Interface, machine fakenvml.Machine) {
 	broken := []fakenvml.Card{cards[0], {UUID: "GPU-b", State: "lost"}}
 	for range 100 {
 		set(t, machine, broken...)
-		if err := machine.Xid("0", 79, 31); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, machine.Xid("0", 79, 31))
 		set(t, machine, cards...)
 	}
 	running.Wait()

@@ -339,13 +339,9 @@ func (c *Cluster) endForTest(t testing.TB) {
 		}
 		t.Logf("the logs are in %s", c.options.Dir)
 	}
-	if err := c.Stop(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, c.Stop())
 	if !t.Failed() {
-		if err := os.RemoveAll(c.options.Dir); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, os.RemoveAll(c.options.Dir))
 	}
 }
 

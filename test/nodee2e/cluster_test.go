@@ -65,9 +65,7 @@ func nodeDir(t *testing.T, n *node) string {
 			}
 			t.Logf("the logs of node %s are in %s", n.name, dir)
 		}
-		if err := n.stop(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, n.stop())
 		if !t.Failed() {
 			check.Must(t, os.RemoveAll(dir))
 		}

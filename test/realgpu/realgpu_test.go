@@ -87,9 +87,7 @@ func TestContainerGetsCard(t *testing.T) {
 	defer func() {
 		stop()
 		for range cap(ended) {
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
+			check.NoError(t, <-ended)
 		}
 	}()
 

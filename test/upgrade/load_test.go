@@ -111,9 +111,7 @@ func startLoad(t *testing.T, c *framework.Cluster) *load {
 		return <-done
 	})
 	t.Cleanup(func() {
-		if err := l.stop(); err != nil {
-			t.Error(err)
-		}
+		check.NoError(t, l.stop())
 	})
 	return l
 }
