@@ -15,12 +15,10 @@ import (
 type Reservation struct {
 	Source Source
 	State  ReservationState
-	// Item is the item of the queue, for reservations from the queue. Of two items that both have one, each sees the memory of the one that comes
-	// before it as used.
+	// Item is the item of the queue, for reservations from the queue.
 	Item Item
-	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. With
-	// fair sharing, priorities don't count between items that need a turn and pods that need none, or the other way round: an item that needs no
-	// turn is seen by all pods that need one, and an item that needs a turn by no pod that needs none.
+	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. Between
+	// an item and a pod of which one needs a turn of fair sharing, priorities don't count, see comesBefore.
 	Priority int32
 	// Shares are what is kept. A share counts until its pod has an allocation.
 	Shares []Share
