@@ -32,9 +32,11 @@ func (mgr *Manager) reorder(r *run) {
 	r.item = ledger.Item{
 		ID: r.key.ItemID(), Label: "group " + r.key.String(), Broken: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
 	}
-	if r.failures = 0; r.waits() && mgr.Failures.Any(r.key.Namespace) {
+	r.failures = 0
+	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
 		var latest time.Time
-		if r.failures, latest = mgr.Failures.Of(mgr.profile(r)); latest.After(r.created) {
+		r.failures, latest = mgr.Failures.Of(mgr.profile(r))
+		if latest.After(r.created) {
 			r.item.Entered = latest.Truncate(time.Second) // As times of creation are.
 		}
 	}

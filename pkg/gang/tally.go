@@ -98,7 +98,8 @@ func (c *controllerTally) finished(controller string) int {
 }
 
 func addTo[K comparable](counts map[K]int, key K, n int) {
-	if counts[key] += n; counts[key] == 0 {
+	counts[key] += n
+	if counts[key] == 0 {
 		delete(counts, key)
 	}
 }

@@ -20,7 +20,7 @@ import (
 //   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks).
 //   - That it is clear which members belong together, filter calls for the other members, because their candidate nodes are needed, its turn by fair
 //     sharing, or another run of whole cards (obstacle).
-//   - Room (reserve). If seven of eight members fit, nothing is reserved for any of them, and other pods can take the free cards. The run is tried
+//   - Room (reserve). If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
 //     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Awaited.Pass). Of the cards
 //     in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all are free.
@@ -40,7 +40,8 @@ const (
 // checkPause reports whether the run must not be tried because it, or others of its namespace, failed. Once a pause has ended, it requeues members
 // whose candidate nodes are needed.
 func (mgr *Manager) checkPause(r *run, now time.Time) bool {
-	if why := mgr.pause(r, now); why != (reasons.Group{}) {
+	why := mgr.pause(r, now)
+	if why != (reasons.Group{}) {
 		r.wait = why
 		return true
 	}
@@ -73,7 +74,8 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 		return false
 	}
 	n := r.needed()
-	if r.wait = mgr.obstacle(r, n, now); r.wait != (reasons.Group{}) {
+	r.wait = mgr.obstacle(r, n, now)
+	if r.wait != (reasons.Group{}) {
 		return false
 	}
 	mgr.build(r, n)
