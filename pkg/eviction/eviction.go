@@ -70,7 +70,7 @@ type Cache interface {
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
 	Evicted(result reasons.Result)
-	// EvictionRecordFailed counts failed reads and writes of an Executor's journal, during which it evicts nothing, and journals that can't be
+	// EvictionRecordFailed counts failed reads and writes of an Executor's record, during which it evicts nothing, and records that can't be
 	// parsed, which it ignores.
 	EvictionRecordFailed()
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
@@ -87,8 +87,8 @@ type Options struct {
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer
-	// Journal is the ConfigMap of an Executor.
-	Journal types.NamespacedName
+	// Record is the ConfigMap of an Executor.
+	Record types.NamespacedName
 	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.
 	AnswerLost time.Duration
 	// Leading returns an error if this process isn't the leader.

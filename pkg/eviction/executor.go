@@ -23,9 +23,9 @@ import (
 // maxRounds limits the rounds at one time.
 const maxRounds = 16
 
-// Record is what is known of a round before its first eviction: the pods that wait, and what is evicted for them. Extenders of other versions read and
-// write it too, in the journal.
-type Record struct {
+// Round is what is known of a round before its first eviction: the pods that wait, and what is evicted for them. Extenders of other versions read and
+// write it too, in the record.
+type Round struct {
 	Cause Cause `json:"cause"`
 	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
 	For     []Waiting `json:"for"`
@@ -97,18 +97,18 @@ type Executor struct {
 	rounds map[gpu.PodUID]*execution
 	// spared are the victims whose eviction was refused, for a while.
 	spared queue.Pauses[gpu.PodUID]
-	// read is true once the rounds of the former leader are known. again is when the journal is read or written next after a failure. holder and
-	// version are those of the journal.
+	// read is true once the rounds of the former leader are known. again is when the record is read or written next after a failure. holder and
+	// version are those of the record.
 	read            bool
 	again           time.Time
 	holder, version string
-	// unwritten is true if the journal has other rounds than there are.
+	// unwritten is true if the record has other rounds than there are.
 	unwritten bool
 }
 
 // execution is a round in progress.
 type execution struct {
-	Record
+	Round
 	state executionState
 	// wanted is nil for a former leader's round until Continue.
 	wanted Wanted
@@ -174,7 +174,7 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 	x.mu.Lock()
 	now := x.Clock.Now()
-	sync := x.writeJournal
+	sync := x.writeRecord
 	if !x.read {
 		sync = x.inherit
 	}
@@ -191,7 +191,7 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 }
 
-// resign forgets all rounds. The next leader has the journal.
+// resign forgets all rounds. The next leader has the record.
 func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -231,7 +231,7 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 
 // Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
-func (x *Executor) Evict(ctx context.Context, r Record, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
+func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
 	ex := newExecution(r)
 	ex.wanted, ex.until = wanted, x.Clock.Now().Add(queue.Arrival)
 	if len(ex.left) == 0 { // What is being deleted already is enough.
@@ -244,7 +244,7 @@ func (x *Executor) Evict(ctx context.Context, r Record, wanted Wanted) (evicted 
 	}
 	x.rounds[ex.id()] = ex
 	x.mu.Unlock()
-	if err := x.writeJournal(ctx); err != nil {
+	if err := x.writeRecord(ctx); err != nil {
 		x.end(ex)
 		return nil, time.Time{}, err
 	}
@@ -258,8 +258,8 @@ func (x *Executor) Evict(ctx context.Context, r Record, wanted Wanted) (evicted 
 }
 
 // newExecution returns a round of which all pods are left.
-func newExecution(r Record) *execution {
-	ex := &execution{Record: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
+func newExecution(r Round) *execution {
+	ex := &execution{Round: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
 	for _, v := range r.Victims {
 		ex.justified[v.For.UID] = true
 	}
@@ -277,7 +277,7 @@ func (ex *execution) reset() {
 }
 
 // id identifies the round.
-func (r *Record) id() gpu.PodUID { return r.For[0].UID }
+func (r *Round) id() gpu.PodUID { return r.For[0].UID }
 
 // evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
 func (x *Executor) evictLeft(ctx context.Context, ex *execution) (evicted []gpu.PodUID, err error) {
@@ -443,7 +443,7 @@ func (x *Executor) end(ex *execution) {
 
 // inherit reads the rounds of the former leader.
 func (x *Executor) inherit(ctx context.Context) error {
-	rounds, err := x.readJournal(ctx)
+	rounds, err := x.readRecord(ctx)
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
 		return err
@@ -482,7 +482,7 @@ func (x *Executor) inspect(ex *execution) {
 }
 
 // Inherited returns the rounds of a former leader that await Continue. Of each, a victim was evicted.
-func (x *Executor) Inherited(cause Cause) (rounds []Record) {
+func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range x.present() {
@@ -500,7 +500,7 @@ func (x *Executor) Inherited(cause Cause) (rounds []Record) {
 
 // Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API server
 // again before they are evicted. It returns the end of the round; zero if there is no such round any more.
-func (x *Executor) Continue(r Record, wanted Wanted) (until time.Time) {
+func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	ex := x.rounds[r.id()]

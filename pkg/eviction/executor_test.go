@@ -29,7 +29,7 @@ type executions struct {
 	server *fake.Server
 	clock  *clocktesting.FakeClock
 	pods   []*corev1.Pod
-	round  Record
+	round  Round
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
 	// justified is what the round's Wanted returns.
@@ -47,7 +47,7 @@ func newExecutions(t *testing.T) *executions {
 		f.server.Set(pod)
 	}
 	p := func(i int) PodID { return IDs(protocol.Pod(f.pods[i]))[0] }
-	f.round = Record{
+	f.round = Round{
 		Cause: ByShare, For: []Waiting{{p(4), "n1", []int{0}}},
 		Victims: []Victim{{Pods: []PodID{p(0), p(1), p(2)}, For: p(4), What: "Evicted"}, {Pods: []PodID{p(3)}, For: p(4), What: "Evicted"}},
 	}
@@ -76,7 +76,7 @@ func (f *executions) process(api API) *Executor {
 	}
 	c := newCluster(objects...)
 	x := NewExecutor(Options{
-		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Journal: journalName,
+		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Record: recordName,
 		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) background.Group { return &inline{} },
 	})
 	x.Tick(context.Background())
@@ -224,7 +224,7 @@ func TestExecutorRetries(t *testing.T) {
 			if got := f.running(); got != tc.running {
 				t.Errorf("%q run, want %q", got, tc.running)
 			}
-			if object, _ := f.server.ConfigMap(t.Context(), journalName.Namespace, journalName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
+			if object, _ := f.server.ConfigMap(t.Context(), recordName.Namespace, recordName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
 				t.Errorf("still recorded: %s", object.Data[keyRounds])
 			}
 			if len(x.rounds) > 0 {
@@ -296,12 +296,12 @@ func TestExecutorRecords(t *testing.T) {
 		}, errStandby, false},
 		"the record is full": {func(f *executions, _ *Executor) {
 			v := f.round.Victims[0]
-			v.Pods = slices.Repeat(v.Pods, maxJournal/30)
+			v.Pods = slices.Repeat(v.Pods, maxRecord/30)
 			f.round.Victims = append(f.round.Victims, v)
-		}, errJournalFull, true},
+		}, errRecordFull, true},
 		"there are as many rounds as possible": {func(f *executions, x *Executor) {
 			for i := range maxRounds {
-				x.rounds[gpu.PodUID(fmt.Sprint(i))] = newExecution(Record{})
+				x.rounds[gpu.PodUID(fmt.Sprint(i))] = newExecution(Round{})
 			}
 		}, errFull, false},
 		"the former leader's rounds aren't read": {func(_ *executions, x *Executor) { x.resign() }, errFull, false},
@@ -349,7 +349,7 @@ func TestExecutorWritesAgain(t *testing.T) {
 	}
 	f.server.Answer(fake.Answers{})
 	f.later(x, 6*time.Second)
-	if object, _ := f.server.ConfigMap(t.Context(), journalName.Namespace, journalName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
+	if object, _ := f.server.ConfigMap(t.Context(), recordName.Namespace, recordName.Name); object.Data[keyRounds] != "null" && object.Data[keyRounds] != "[]" {
 		t.Errorf("still recorded: %s", object.Data[keyRounds])
 	}
 }

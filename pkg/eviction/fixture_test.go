@@ -24,9 +24,9 @@ import (
 )
 
 var (
-	begin       = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	journalName = types.NamespacedName{Namespace: "gpushare", Name: "evictions"}
-	errLost     = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
+	begin      = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	recordName = types.NamespacedName{Namespace: "gpushare", Name: "evictions"}
+	errLost    = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
 )
 
 // cluster implements Cache. A test reports pods to it and to the ledger.
@@ -164,7 +164,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 func (f *fixture) options(recorder record.EventRecorder) Options {
 	return Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Journal: journalName,
+		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Record: recordName,
 	}
 }
 

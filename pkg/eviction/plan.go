@@ -20,7 +20,7 @@ type plan struct {
 	// where is what the pod is to get.
 	where gpu.Placement
 	// evictions are those of the victims that aren't terminating yet.
-	evictions Record
+	evictions Round
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
@@ -50,7 +50,7 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 		where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
 	}
 	waits := Waiting{IDs(pod.Pod)[0], out.node, out.where.Cards()}
-	out.evictions = Record{Cause: ByPriority, For: []Waiting{waits}}
+	out.evictions = Round{Cause: ByPriority, For: []Waiting{waits}}
 	for _, uid := range chosen.Pods {
 		if _, victim, held := e.Ledger.Lookup(uid); held && !victim.Leaving {
 			out.evictions.Victims = append(out.evictions.Victims, Victim{

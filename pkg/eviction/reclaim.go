@@ -176,7 +176,7 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 
 // evict makes the evictions. It returns the evicted pods, the end of the round, and the first error.
 func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
-	round := Record{Cause: ByShare, Victims: victims(plan)}
+	round := Round{Cause: ByShare, Victims: victims(plan)}
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {
 			round.For = append(round.For, Waiting{IDs(pod.Pod)[0], served.Places[i].Node, served.Places[i].On.Cards()})

@@ -61,7 +61,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	})
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Journal: o.EvictionRecord,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Record: o.EvictionRecord,
 	}
 	s.executor = eviction.NewExecutor(evictions)
 	s.evictor = eviction.NewEvictor(s.executor, o.EvictFragmented, func() { s.requeue.All("") })

@@ -96,7 +96,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			victim := func(pods ...gpu.Pod) eviction.Victim {
 				return eviction.Victim{Pods: eviction.IDs(pods...), For: waits, What: "Evicted"}
 			}
-			round := eviction.Record{
+			round := eviction.Round{
 				Cause: eviction.ByShare, For: []eviction.Waiting{{PodID: waits, Node: "none", Cards: []int{0}}},
 				Victims: []eviction.Victim{victim(pods["g1"], pods["g2"], pods["g3"]), victim(pods["s"])},
 			}
@@ -106,7 +106,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 				return eviction.NewExecutor(eviction.Options{
 					API: &fake.Mortal{API: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
 					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
-					Journal: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
+					Record: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
 					Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
 				})
 			}

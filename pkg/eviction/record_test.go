@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The journal's text is the same for all versions: during a rollout, extenders of two versions read what the other one has written.
-func TestJournalFormat(t *testing.T) {
+// The record's text is the same for all versions: during a rollout, extenders of two versions read what the other one has written.
+func TestRecordFormat(t *testing.T) {
 	const waitsText = `"for":{"namespace":"alice","name":"w","uid":"1"}`
 	const text = `[{"cause":"share","for":[{"namespace":"alice","name":"w","uid":"1","node":"n1","cards":[0,3]}],` +
 		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"},{"namespace":"bob","name":"v2","uid":"3"}],` + waitsText + `}]}]`
@@ -17,7 +17,7 @@ func TestJournalFormat(t *testing.T) {
 		`"victims":[{"pods":[{"namespace":"bob","name":"v1","uid":"2"}],` + waitsText + `},` +
 		`{"pods":[{"namespace":"bob","name":"v2","uid":"3"}],"for":{"namespace":"alice","name":"x","uid":"4"}}]}]`
 	waits := PodID{Namespace: "alice", Name: "w", UID: "1"}
-	want := []Record{{
+	want := []Round{{
 		Cause: ByShare, For: []Waiting{{waits, "n1", []int{0, 3}}},
 		Victims: []Victim{{
 			Pods: []PodID{{Namespace: "bob", Name: "v1", UID: "2"}, {Namespace: "bob", Name: "v2", UID: "3"}}, For: waits,

@@ -14,40 +14,40 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The journal is a ConfigMap with the rounds whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
+// The record is a ConfigMap with the rounds whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
 // wrote it last.
 const keyRounds, keyHolder = "rounds", "holder"
 
-// maxJournal limits the size of the journal, in bytes. etcd stores objects of at most 1.5 MiB.
-const maxJournal = 1 << 20
+// maxRecord limits the size of the record, in bytes. etcd stores objects of at most 1.5 MiB.
+const maxRecord = 1 << 20
 
 // maxConflicts limits the attempts of one write: rounds of the same process can write at the same time.
 const maxConflicts = 5
 
-// errJournalFull means that a round was not begun because the journal has no space for it.
-var errJournalFull = errors.New("too many pods are being evicted")
+// errRecordFull means that a round was not begun because the record has no space for it.
+var errRecordFull = errors.New("too many pods are being evicted")
 
-// errOtherHolder means that another process has written the journal. If this process still leads, it reads the journal again.
+// errOtherHolder means that another process has written the record. If this process still leads, it reads the record again.
 var errOtherHolder = errors.New("another extender has written the record of evictions")
 
-// encodeRounds returns the text of the journal.
-func encodeRounds(rounds []Record) (string, error) {
+// encodeRounds returns the text of the record.
+func encodeRounds(rounds []Round) (string, error) {
 	text, err := json.Marshal(rounds)
-	if err == nil && len(text) > maxJournal {
-		err = errJournalFull
+	if err == nil && len(text) > maxRecord {
+		err = errRecordFull
 	}
 	return string(text), err
 }
 
 // decodeRounds is the inverse of encodeRounds. It leaves out what isn't a round.
-func decodeRounds(text string) (rounds []Record, err error) {
+func decodeRounds(text string) (rounds []Round, err error) {
 	if text == "" {
 		return nil, nil
 	}
 	if err := json.Unmarshal([]byte(text), &rounds); err != nil {
 		return nil, fmt.Errorf("reading the record of evictions: %w", err)
 	}
-	rounds = slices.DeleteFunc(rounds, func(r Record) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
+	rounds = slices.DeleteFunc(rounds, func(r Round) bool { return len(r.For) == 0 || len(r.Victims) == 0 })
 	for _, r := range rounds {
 		for i := range r.Victims {
 			v := &r.Victims[i]
@@ -58,14 +58,14 @@ func decodeRounds(text string) (rounds []Record, err error) {
 	return rounds, nil
 }
 
-// readJournal returns the rounds of the journal, and begins to hold it.
-func (x *Executor) readJournal(ctx context.Context) ([]Record, error) {
-	object, err := x.API.ConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
+// readRecord returns the rounds of the record, and begins to hold it.
+func (x *Executor) readRecord(ctx context.Context) ([]Round, error) {
+	object, err := x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
 	if apierrors.IsNotFound(err) {
-		object, err = x.API.CreateConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
+		object, err = x.API.CreateConfigMap(ctx, x.Record.Namespace, x.Record.Name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading ConfigMap %s: %w", x.Journal, err)
+		return nil, fmt.Errorf("reading ConfigMap %s: %w", x.Record, err)
 	}
 	x.mu.Lock()
 	x.version, x.holder = object.ResourceVersion, string(uuid.NewUUID())
@@ -74,13 +74,13 @@ func (x *Executor) readJournal(ctx context.Context) ([]Record, error) {
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
 		klog.FromContext(ctx).Error(err, "Record of evictions can't be read, ignored: groups that a former leader evicted in part keep their other pods",
-			"configMap", x.Journal)
+			"configMap", x.Record)
 	}
 	return rounds, nil
 }
 
-// writeJournal writes the present rounds. That another process leads, or has written, isn't counted as a failure.
-func (x *Executor) writeJournal(ctx context.Context) (err error) {
+// writeRecord writes the present rounds. That another process leads, or has written, isn't counted as a failure.
+func (x *Executor) writeRecord(ctx context.Context) (err error) {
 	standby := false
 	defer func() {
 		if err != nil {
@@ -90,7 +90,7 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 			if !standby {
 				x.Observer.EvictionRecordFailed()
 			}
-			err = fmt.Errorf("writing ConfigMap %s: %w", x.Journal, err)
+			err = fmt.Errorf("writing ConfigMap %s: %w", x.Record, err)
 		}
 	}()
 	for range maxConflicts {
@@ -106,10 +106,10 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		object, err := x.API.PatchConfigMap(ctx, x.Journal.Namespace, x.Journal.Name, version, map[string]string{keyRounds: text, keyHolder: holder})
+		object, err := x.API.PatchConfigMap(ctx, x.Record.Namespace, x.Record.Name, version, map[string]string{keyRounds: text, keyHolder: holder})
 		written := err == nil
 		if apierrors.IsConflict(err) {
-			object, err = x.API.ConfigMap(ctx, x.Journal.Namespace, x.Journal.Name)
+			object, err = x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
 		}
 		switch {
 		case err != nil:
@@ -130,9 +130,9 @@ func (x *Executor) writeJournal(ctx context.Context) (err error) {
 }
 
 // present returns the rounds in a stable order. The caller holds the lock.
-func (x *Executor) present() (rounds []Record) {
+func (x *Executor) present() (rounds []Round) {
 	for _, uid := range slices.Sorted(maps.Keys(x.rounds)) {
-		rounds = append(rounds, x.rounds[uid].Record)
+		rounds = append(rounds, x.rounds[uid].Round)
 	}
 	return rounds
 }
