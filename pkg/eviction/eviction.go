@@ -1,18 +1,18 @@
 // Package eviction evicts pods, and finds out what an eviction would free. Besides this package only kube-scheduler evicts pods, for a preemption.
 //
-// Pods are evicted for five reasons. The first three free a place for a pod. The ledger reserves it until that pod is bound; if
-// it isn't bound in time, the evictions were of no use, and no more follow for a while.
+// Pods are evicted for five reasons. The files preemptor.go, reclaim.go and executor.go have the life of the evictions for other pods. For these, the
+// ledger reserves a place until the pod that waits is bound.
 //
-//   - For a pod that only fragmentation keeps pending. Evictor chooses the victims (preemption.Choose). The place is a nomination
-//     in the ledger. If it is of no use (endRounds), the pod pauses.
-//   - For a pod that preempts. Scheduler.Preempt chooses the victims (preemption.Choose), and kube-scheduler evicts them. The
-//     rest is as above.
-//   - For a tenant below its share. Package dispatch finds candidates, package reclaim chooses the victims, and Reclaimer has
-//     them evicted. The place is a hold in the ledger. If no room comes free (dispatch, endFailedHolds), or the unit isn't bound
-//     (dispatch, wasted), its tenant's units of that kind pause.
-//   - For a broken group. Package gang chooses its bound members, and Members evicts them. No place is kept.
-//   - For the other pods of a card that is short of memory. Overusers evicts pods above their limits, then pods that borrow. No
-//     place is kept.
+//   - For a pod that only fragmentation keeps pending. Evictor finds it (Rejected) and chooses the victims (preemption.Choose). The place is
+//     a nomination in the ledger. If it was of no use (endRounds), the pod pauses.
+//   - For a pod that preempts. kube-scheduler finds it and evicts the victims; Scheduler.Preempt chooses them (preemption.Choose). The place is
+//     a nomination in the ledger. If it was of no use (endRounds), kube-scheduler retries the pod.
+//   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims, and Reclaimer has them evicted. The place is a
+//     hold in the ledger. If it was of no use (in dispatch: endFailedHolds, and recordWaste, called by
+//     charges.go), its tenant's units of that kind pause.
+//   - For a broken group. Package gang finds it and chooses its bound members, and Members evicts them. No place is kept.
+//   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
+//     No place is kept.
 //
 // Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
 // them would be granted. Survey collects the input for package preemption.

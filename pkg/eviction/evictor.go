@@ -59,9 +59,9 @@ type Evictor struct {
 	// requeue makes kube-scheduler retry the rejected pods.
 	requeue func()
 
-	mu      sync.Mutex
-	blocked map[gpu.PodUID]blockedPod
-	rounds  map[gpu.PodUID]round
+	mu         sync.Mutex
+	blocked    map[gpu.PodUID]blockedPod
+	preemptors map[gpu.PodUID]preemptor
 	// proposals are the last answers to preempt calls, for a cycle.
 	proposals map[gpu.PodUID]proposal
 	// postponed holds the blocked pods that get no round for a while.
@@ -89,7 +89,7 @@ func NewEvictor(x *Executor, fragmented bool, requeue func()) *Evictor {
 
 // clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
 func (e *Evictor) clear() {
-	e.blocked, e.rounds = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]round{}
+	e.blocked, e.preemptors = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]preemptor{}
 	e.postponed, e.proposals = queue.Pauses[gpu.PodUID]{}, map[gpu.PodUID]proposal{}
 }
 
@@ -134,7 +134,7 @@ func (e *Evictor) Forget(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
-	delete(e.rounds, uid)
+	delete(e.preemptors, uid)
 	delete(e.proposals, uid)
 	delete(e.postponed, uid)
 }
@@ -165,7 +165,7 @@ func (e *Evictor) Tick(ctx context.Context) {
 func (e *Evictor) resign() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, r := range e.rounds {
+	for _, r := range e.preemptors {
 		e.endReservation(r.pod)
 	}
 	e.clear()
@@ -210,7 +210,7 @@ func (e *Evictor) due() []blockedPod {
 	maps.DeleteFunc(e.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > candidatesLife })
 	var due []blockedPod
 	for uid, b := range e.blocked {
-		if _, under := e.rounds[uid]; !under && !now.Before(b.at) && !e.postponed.Has(uid, now) {
+		if _, under := e.preemptors[uid]; !under && !now.Before(b.at) && !e.postponed.Has(uid, now) {
 			due = append(due, b)
 		}
 	}

@@ -283,7 +283,7 @@ func (r *Round) id() gpu.PodUID { return r.For[0].UID }
 func (x *Executor) evictLeft(ctx context.Context, ex *execution) (evicted []gpu.PodUID, err error) {
 	x.mu.Lock()
 	ex.state = calling
-	begun, left := ex.begun() || !ex.lost.IsZero(), ex.remaining(x.Clock.Now())
+	begun, left := ex.begun() || !ex.lost.IsZero(), ex.removeUnwanted(x.Clock.Now())
 	x.mu.Unlock()
 	var mu sync.Mutex
 	evict := func(v Victim, pod gpu.Pod) error {
@@ -361,18 +361,20 @@ func (x *Executor) lose(ex *execution, uid gpu.PodUID) {
 	}
 }
 
-// begun reports whether a victim was evicted. The caller holds the lock.
-func (ex *execution) begun() bool { return ex.has(false) }
-
-// has reports whether a pod of the victims is left, or is not. The caller holds the lock.
-func (ex *execution) has(left bool) bool {
-	return slices.Contains(slices.Collect(maps.Values(ex.left)), left)
+// begun reports whether a pod of the victims was evicted. The caller holds the lock.
+func (ex *execution) begun() bool {
+	return slices.Contains(slices.Collect(maps.Values(ex.left)), false)
 }
 
-// remaining returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
+// unfinished reports whether a pod of the victims is left. The caller holds the lock.
+func (ex *execution) unfinished() bool {
+	return slices.Contains(slices.Collect(maps.Values(ex.left)), true)
+}
+
+// removeUnwanted returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
 // groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The caller
 // holds the lock.
-func (ex *execution) remaining(now time.Time) (victims []Victim) {
+func (ex *execution) removeUnwanted(now time.Time) (victims []Victim) {
 	for _, v := range ex.Victims {
 		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !ex.left[pod.UID] })
 		justified, waits := ex.justified[v.For.UID]
@@ -416,8 +418,8 @@ func (x *Executor) due() (due []*execution) {
 				x.inspect(ex)
 			}
 			ex.justified = justified
-			left := len(ex.remaining(now))
-			over = len(justified) == 0 && !ex.has(true)
+			left := len(ex.removeUnwanted(now))
+			over = len(justified) == 0 && !ex.unfinished()
 			if left > 0 && !now.Before(ex.next) {
 				due = append(due, ex)
 			}

@@ -172,7 +172,7 @@ type victim struct {
 // share is a pod's part of one card, in bytes.
 type share struct {
 	pod *clustercache.PodInfo
-	// needs is what the pod takes of the card's memory: what it uses for overLimit, else its request.
+	// needs is what the pod takes of the card's memory: what it uses for overGrace, else its request.
 	needs  uint64
 	excess excess
 	// spared is true for a pod that is not to be evicted now.
@@ -187,10 +187,10 @@ type excess int
 const (
 	// withinRequest: nothing is reported.
 	withinRequest excess = iota
-	// overLimit: it has used more than it may for longer than the grace period.
-	overLimit
-	// aboveLimit: it uses more than it may, and the card is low on free memory.
-	aboveLimit
+	// overGrace: it has used more than it may for longer than the grace period.
+	overGrace
+	// aboveLimitOnLowCard: it uses more than it may, and the card is low on free memory.
+	aboveLimitOnLowCard
 	// borrows: it uses more than it requests and no more than it may, and the card is low on free memory.
 	borrows
 )
@@ -210,9 +210,9 @@ func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, 
 		switch used := mebibytes(use.Used); {
 		case used <= s.needs:
 		case !use.ForLowCard():
-			s.needs, s.excess = used, overLimit
+			s.needs, s.excess = used, overGrace
 		case use.Above():
-			s.excess = aboveLimit
+			s.excess = aboveLimitOnLowCard
 		default:
 			s.excess = borrows // What it borrows can be taken back.
 		}
@@ -300,7 +300,7 @@ func chooseOverusers(memory uint64, shares []share) []share {
 	for _, s := range shares {
 		sum += s.needs
 	}
-	candidates := inOrder(shares, overLimit)
+	candidates := inOrder(shares, overGrace)
 	for i, s := range candidates {
 		if sum <= memory {
 			return candidates[:i]

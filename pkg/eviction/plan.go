@@ -16,7 +16,7 @@ import (
 
 // plan is the choice of the pods to evict from cards of a node, and the round in which they are.
 type plan struct {
-	round
+	preemptor
 	// where is what the pod is to get.
 	where gpu.Placement
 	// evictions are those of the victims that aren't terminating yet.
@@ -46,8 +46,8 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 		return plan{}, false
 	}
 	out := plan{
-		round: round{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, own: true, nominated: pod.NominatedNode},
-		where: pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
+		preemptor: preemptor{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, own: true, nominated: pod.NominatedNode},
+		where:     pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
 	}
 	waits := Waiting{IDs(pod.Pod)[0], out.node, out.where.Cards()}
 	out.evictions = Round{Cause: ByPriority, For: []Waiting{waits}}

@@ -56,13 +56,13 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 		}) {
 			continue
 		}
-		r, known := e.rounds[pod.UID]
+		r, known := e.preemptors[pod.UID]
 		switch {
 		case known && (r.node == node || r.evicting()): // The Executor goes on with its round.
 			r.awaited = true
-			e.rounds[pod.UID] = r
+			e.preemptors[pod.UID] = r
 		case e.isPending(pod):
-			e.reserve(round{pod: pod, node: node, nominated: node, victims: again, awaited: true})
+			e.reserve(preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
 		default:
 			return false // Nothing would make kube-scheduler retry it.
 		}
@@ -84,7 +84,7 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, known := e.rounds[pod.UID]
+	r, known := e.preemptors[pod.UID]
 	if nominated == "" && !known {
 		nominated = cmp.Or(e.onlyProposed(pod.UID, nodes), e.seenEnd(pod, nodes))
 	}
@@ -92,7 +92,7 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 		// A round that is known is about another node.
 		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = round{pod: pod, node: node, nominated: node}
+		r = preemptor{pod: pod, node: node, nominated: node}
 	}
 	if r.evicting() || !slices.Contains(nodes, r.node) {
 		return
@@ -158,12 +158,12 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 func (e *Evictor) Awaits(uid gpu.PodUID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, ok := e.rounds[uid]
+	r, ok := e.preemptors[uid]
 	if !ok {
 		return false
 	}
 	awaits := e.Clock.Since(r.offered) < cycle || r.evicting() && e.slowest(r) != gone
 	r.offered, r.awaited = time.Time{}, r.awaited || awaits
-	e.rounds[uid] = r
+	e.preemptors[uid] = r
 	return awaits
 }

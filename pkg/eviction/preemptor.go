@@ -16,12 +16,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// round is the freeing of cards for one pod. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
+// preemptor is a pod for which cards are freed. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
 //
 // It begins when victims are chosen for the Executor (begin) or a former leader's round is continued (adopt), when filter is called with the node while
 // victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for the end of its
 // victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
-type round struct {
+type preemptor struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
@@ -39,7 +39,7 @@ type round struct {
 }
 
 // evicting reports whether the Executor is still freeing the cards.
-func (r *round) evicting() bool { return r.own && r.freedAt.IsZero() }
+func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
 // begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
 // not try another pod: a round is in progress, or the API server doesn't answer.
@@ -48,9 +48,9 @@ func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
 	e.mu.Lock()
 	_, blocked := e.blocked[pod.UID]
-	_, under := e.rounds[pod.UID]
+	_, under := e.preemptors[pod.UID]
 	if blocked && !under {
-		e.reserve(plan.round)
+		e.reserve(plan.preemptor)
 	}
 	e.mu.Unlock()
 	if !blocked || under {
@@ -94,9 +94,9 @@ func (e *Evictor) evict(ctx context.Context, plan plan) (begun bool, err error) 
 }
 
 // reserve begins a round: its place is kept. The caller holds the lock.
-func (e *Evictor) reserve(r round) {
-	e.rounds[r.pod.UID] = r
-	e.Ledger.Nominate(r.node, r.pod, r.victims...)
+func (e *Evictor) reserve(p preemptor) {
+	e.preemptors[p.pod.UID] = p
+	e.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
 // inRound returns a function that returns the pod while a round for it is in progress.
@@ -104,7 +104,7 @@ func (e *Evictor) inRound(uid gpu.PodUID) Wanted {
 	return func() map[gpu.PodUID]bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if _, ok := e.rounds[uid]; ok {
+		if _, ok := e.preemptors[uid]; ok {
 			return map[gpu.PodUID]bool{uid: true}
 		}
 		return nil
@@ -116,19 +116,19 @@ func (e *Evictor) adopt() {
 	for _, inherited := range e.executor.Inherited(ByPriority) {
 		w := inherited.For[0]
 		info, known := e.Cache.Pod(w.Namespace, w.Name)
-		r := round{node: w.Node, own: true}
+		p := preemptor{node: w.Node, own: true}
 		lower := known
 		for _, v := range inherited.Victims {
 			for _, pod := range v.Pods {
 				_, allocation, held := e.Ledger.Lookup(pod.UID)
 				lower = lower && (!held || allocation.Priority < info.Priority)
-				r.victims = append(r.victims, pod.UID)
+				p.victims = append(p.victims, pod.UID)
 			}
 		}
 		if known && info.UID == w.UID && info.Pending != nil && lower && e.fragmented {
-			r.pod, r.nominated = info.Pod, info.NominatedNode
+			p.pod, p.nominated = info.Pod, info.NominatedNode
 			e.mu.Lock()
-			e.reserve(r)
+			e.reserve(p)
 			e.mu.Unlock()
 			e.executor.Continue(inherited, e.inRound(w.UID))
 		}
@@ -139,8 +139,8 @@ func (e *Evictor) adopt() {
 func (e *Evictor) cancel(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if r, ok := e.rounds[uid]; ok {
-		e.end(r, queue.Retry)
+	if p, ok := e.preemptors[uid]; ok {
+		e.end(p, queue.Retry)
 	}
 }
 
@@ -149,12 +149,12 @@ func (e *Evictor) cancel(uid gpu.PodUID) {
 func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, ok := e.rounds[pod.UID]
-	if !ok || nominated != "" && nominated != r.nominated {
+	p, ok := e.preemptors[pod.UID]
+	if !ok || nominated != "" && nominated != p.nominated {
 		return false
 	}
-	r.pod = pod
-	e.reserve(r) // Under the lock, so that the end of the round removes it later.
+	p.pod = pod
+	e.reserve(p) // Under the lock, so that the end of the round removes it later.
 	return true
 }
 
@@ -164,40 +164,40 @@ func (e *Evictor) endRounds() {
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
 	maps.DeleteFunc(e.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
-	for uid, r := range e.rounds {
-		slowest := e.slowest(r)
-		if r.freedAt.IsZero() && slowest == gone {
-			r.freedAt = now
-			e.rounds[uid] = r
+	for uid, p := range e.preemptors {
+		slowest := e.slowest(p)
+		if p.freedAt.IsZero() && slowest == gone {
+			p.freedAt = now
+			e.preemptors[uid] = p
 		}
-		if pause := e.failed(r, slowest, now); pause > 0 {
-			e.end(r, pause)
+		if pause := e.failed(p, slowest, now); pause > 0 {
+			e.end(p, pause)
 		}
 	}
 }
 
 // end ends a round that has failed, and begins a pause of its pod. If kube-scheduler has proposed no victims because of the round, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
-func (e *Evictor) end(r round, pause time.Duration) {
-	delete(e.rounds, r.pod.UID)
-	e.postponed.Extend(r.pod.UID, e.Clock.Now(), pause, queue.LongestPause)
-	e.endReservation(r.pod)
-	if r.awaited {
+func (e *Evictor) end(p preemptor, pause time.Duration) {
+	delete(e.preemptors, p.pod.UID)
+	e.postponed.Extend(p.pod.UID, e.Clock.Now(), pause, queue.LongestPause)
+	e.endReservation(p.pod)
+	if p.awaited {
 		e.requeue()
 	}
 }
 
 // failed returns the minimum pause of the pod if the round has failed, zero if it continues.
-func (e *Evictor) failed(r round, slowest phase, now time.Time) time.Duration {
-	freed := !r.freedAt.IsZero()
+func (e *Evictor) failed(p preemptor, slowest phase, now time.Time) time.Duration {
+	freed := !p.freedAt.IsZero()
 	switch {
 	case !freed && slowest == overdue:
 		return queue.LongestPause
 	case !freed && slowest == running:
 		return queue.Retry // The eviction failed, or was not made.
-	case freed && !e.fits(r.pod, r.node):
+	case freed && !e.fits(p.pod, p.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
-	case freed && now.Sub(r.freedAt) > queue.Arrival:
+	case freed && now.Sub(p.freedAt) > queue.Arrival:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
 	return 0
@@ -226,11 +226,11 @@ const (
 
 // slowest returns the lowest phase of the victims of a round. Those that the Executor or kube-scheduler is about to evict are departing. The caller
 // holds the lock.
-func (e *Evictor) slowest(r round) phase {
+func (e *Evictor) slowest(p preemptor) phase {
 	slowest := gone
-	proposed := e.proposed(r.pod.UID)[r.node].Pods
-	for _, uid := range r.victims {
-		is := e.phase(r.node, uid)
+	proposed := e.proposed(p.pod.UID)[p.node].Pods
+	for _, uid := range p.victims {
+		is := e.phase(p.node, uid)
 		if is == running && (e.executor.Tries(uid) || slices.Contains(proposed, uid)) {
 			is = departing
 		}
