@@ -645,12 +645,12 @@ func TestTriedElsewhere(t *testing.T) {
 	f.startRound()
 	f.Tried(protocol.Pod(f.pending), "n2", []string{"n2"}, f.clock.Now())
 	f.later(interval)
-	if !f.reserves() || !f.Awaits("uid-pending") {
+	if !f.reserves() || !f.TryWait("uid-pending") {
 		t.Error("the round has ended")
 	}
 	f.report(fake.Edited(f.b12, fake.Terminating(f.clock.Now())))
 	f.Tried(protocol.Pod(fake.Pod("unknown", 8, fake.Priority(9))), "n1", []string{"n1"}, f.clock.Now())
-	if f.Awaits("uid-unknown") {
+	if f.TryWait("uid-unknown") {
 		t.Error("a round began for an unknown pod")
 	}
 }
@@ -661,7 +661,7 @@ func TestStepBeforeTheWatch(t *testing.T) {
 	f.Proposed("uid-pending", map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-b12"}}})
 	f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
 	f.later(1)
-	if !f.Awaits("uid-pending") {
+	if !f.TryWait("uid-pending") {
 		t.Error("the victim isn't awaited")
 	}
 	f.later(cycle)
@@ -694,7 +694,7 @@ func TestTriedWithoutNomination(t *testing.T) {
 				}
 			})
 			f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
-			if awaits := f.Awaits("uid-pending"); awaits != test.awaits {
+			if awaits := f.TryWait("uid-pending"); awaits != test.awaits {
 				t.Errorf("the victim is awaited: %t, want %t", awaits, test.awaits)
 			}
 		})
@@ -707,16 +707,16 @@ func TestRequeueAfterRound(t *testing.T) {
 		act      func(f *fixture)
 		requeues int
 	}{
-		"the victim stays":    {func(f *fixture) { f.Awaits("uid-pending"); f.later(3 * time.Minute) }, 1},
+		"the victim stays":    {func(f *fixture) { f.TryWait("uid-pending"); f.later(3 * time.Minute) }, 1},
 		"nothing was awaited": {func(f *fixture) { f.later(3 * time.Minute) }, 0},
 		"the pod gets the card": {func(f *fixture) {
-			f.Awaits("uid-pending")
+			f.TryWait("uid-pending")
 			f.delete(f.b12)
 			f.delete(f.pending)
 			f.later(3 * time.Minute)
 		}, 0},
 		"another pod has taken the card": {func(f *fixture) {
-			f.Awaits("uid-pending")
+			f.TryWait("uid-pending")
 			f.delete(f.b12)
 			f.report(fake.Pod("high", 16, fake.Bound("n1", 1), fake.Priority(10)))
 			f.later(interval)

@@ -71,7 +71,7 @@ func (c *cluster) report(object *corev1.Pod) {
 		c.ledger.SetBound(pod.Node, pod.Pod, pod.Placement, pod.AssumeTime)
 		c.evictor.Forget(pod.UID)
 		c.ledger.End(ledger.Nominated, string(pod.UID))
-	case c.evictor.KeepsCard(pod.Pod, pod.NominatedNode):
+	case c.evictor.Renew(pod.Pod, pod.NominatedNode):
 	case pod.NominatedNode != "":
 		c.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	default:

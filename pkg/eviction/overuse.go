@@ -293,8 +293,8 @@ func mebibytes(n int64) uint64 {
 	return uint64(n) << 20
 }
 
-// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises. It never returns a pod that is within its request, even if these pods alone need more than the
-// card has.
+// chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises. It never returns a pod that is within its
+// request, even if these pods alone need more than the card has.
 func chooseOverusers(memory uint64, shares []share) []share {
 	var sum uint64
 	for _, s := range shares {

@@ -153,9 +153,9 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	return victims
 }
 
-// Awaits reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
-// reports true once for each filter call that offered this node.
-func (e *Evictor) Awaits(uid gpu.PodUID) bool {
+// TryWait reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
+// reports true once for each filter call that offered this node, which it remembers as answered.
+func (e *Evictor) TryWait(uid gpu.PodUID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r, ok := e.preemptors[uid]

@@ -27,14 +27,14 @@ type preemptor struct {
 	victims []gpu.PodUID
 	// own is true if the Executor evicts the victims, false if kube-scheduler does.
 	own bool
-	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once Awaits has answered for that call.
+	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once TryWait has answered for that call.
 	offered time.Time
 	// freedAt is when all victims were gone; zero before.
 	freedAt time.Time
 	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// awaited is true if Awaits has made kube-scheduler propose no other victims. Then the pod is requeued if the round fails.
+	// awaited is true if TryWait has made kube-scheduler propose no other victims. Then the pod is requeued if the round fails.
 	awaited bool
 }
 
@@ -144,9 +144,9 @@ func (e *Evictor) cancel(uid gpu.PodUID) {
 	}
 }
 
-// KeepsCard reports whether a round reserves a card for the pod. It also renews that reservation, because kube-scheduler may
+// Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the round takes precedence.
-func (e *Evictor) KeepsCard(pod gpu.Pod, nominated string) bool {
+func (e *Evictor) Renew(pod gpu.Pod, nominated string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p, ok := e.preemptors[pod.UID]

@@ -42,7 +42,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.nominator.Requested(pod.UID) {
 		return nil, nil // Another node has room.
 	}
-	if s.evictor.Awaits(pod.UID) {
+	if s.evictor.TryWait(pod.UID) {
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
