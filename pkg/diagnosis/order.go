@@ -68,7 +68,7 @@ func (d *Diagnoser) positions(pods []*Pod, waits []*GroupWait, why []Diagnosis) 
 
 // addTo returns the pod's item, which it adds to the items by their IDs. It is a ledger.Item as far as the pods of the API server show it.
 func addTo(items map[string]*ledger.Item, pod *Pod, wait *GroupWait) *ledger.Item {
-	id := "pod " + string(pod.UID)
+	id := ledger.PodItemID(pod.Pod)
 	if wait != nil {
 		id = fmt.Sprint("group ", wait.Native, " ", wait.Group)
 	}

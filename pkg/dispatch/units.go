@@ -55,7 +55,7 @@ func (u *unit) profile() queue.Profile {
 // enlist makes a unit of a waiting pod. If the pod is in a group, it adds the pod to the waiting members; gatherGroups makes their units.
 func (m *Manager) enlist(p *pod) {
 	if p.Group == (gang.Key{}) {
-		m.addUnit(p.unitID(), []*pod{p}, false)
+		m.addUnit(ledger.PodItemID(p.Pod.Pod), []*pod{p}, false)
 		return
 	}
 	if m.members[p.Group] == nil {
@@ -63,9 +63,6 @@ func (m *Manager) enlist(p *pod) {
 	}
 	m.members[p.Group][p.UID] = p
 }
-
-// unitID returns the ID of the unit that consists of this pod. It orders pods that were created in the same second by name.
-func (p *pod) unitID() string { return "pod " + p.String() + " " + string(p.UID) }
 
 // withdraw removes a pod from its unit. The other pods of the unit wait until the next round makes a new one.
 func (m *Manager) withdraw(p *pod) {
@@ -175,7 +172,7 @@ func (m *Manager) gatherGroups() {
 		}
 		for _, uid := range alone {
 			if p := waiting[uid]; p != nil {
-				gather(p.unitID(), []*pod{p}, slices.Contains(broken, uid))
+				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(broken, uid))
 			}
 		}
 		for _, p := range waiting {

@@ -11,22 +11,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// awaits makes the awaited reservations of a fixture.
-func (f *fixture) awaits() *queue.Awaited {
-	bound := func(uid gpu.PodUID) bool {
-		_, _, ok := f.ledger.Lookup(uid)
-		return ok
-	}
-	return queue.NewAwaited(queue.Options{
-		Ledger: f.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Bound: bound, Reserved: func() {},
-	})
+// reserver makes the awaited reservations of a fixture.
+func (f *fixture) reserver() *queue.Reserver {
+	return queue.NewReserver(queue.Options{Ledger: f.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: &queue.Failures{}, Reserved: func() {}})
 }
 
 // A tenant's pods of a minute don't keep another tenant's larger pod from its share. Without reservations they do.
 func TestLargePodGetsShare(t *testing.T) {
 	run := func(reserves bool) (waited int) {
 		f := newFixture(t, []gpu.Memory{4, 4}, nil)
-		awaited := f.awaits()
+		reserver := f.reserver()
 		ends, next := map[string]time.Time{}, 0
 		for ; waited < 1800; waited++ {
 			for name, end := range ends {
@@ -51,7 +45,7 @@ func TestLargePodGetsShare(t *testing.T) {
 				return waited - 60
 			}
 			if reserves {
-				awaited.Pass(f.Waiting(), f.now)
+				reserver.Pass(f.Waiting(), f.now)
 			}
 		}
 		return waited
@@ -67,13 +61,13 @@ func TestLargePodGetsShare(t *testing.T) {
 // A reservation counts for tenants whose turn comes after that of its unit, and not for those whose turn comes before.
 func TestReservationAndTurns(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
-	awaited := f.awaits()
+	reserver := f.reserver()
 	f.pod("alice/runs", 1)
 	f.tick(0)
 	f.bind("alice/runs")
 	f.pod("bob/large", 4, age(-2))
 	f.tick(time.Second)
-	awaited.Pass(f.Waiting(), f.now)
+	reserver.Pass(f.Waiting(), f.now)
 	f.pod("alice/next", 1, age(2)) // alice has more than bob, which has nothing.
 	f.tick(time.Second)
 	want(t, "behind the turn of the reservation", nil, f.admitted())

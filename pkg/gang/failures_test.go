@@ -8,7 +8,7 @@ import (
 // TestFailedTakesNothing: a group that failed doesn't take the memory of another one, although it goes before that.
 func TestFailedTakesNothing(t *testing.T) {
 	s := newFixture(t)
-	s.awaited = nil
+	s.reserver = nil
 	group := func(namespace string, priority int32) *pod {
 		s.namespace = namespace
 		for range 8 {

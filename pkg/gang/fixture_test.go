@@ -48,9 +48,9 @@ type fixture struct {
 	now     time.Time
 	manager *Manager
 	ledger  *ledger.Ledger
-	// awaited is nil if no memory in use is reserved.
-	awaited *queue.Awaited
-	nodes   []string
+	// reserver is nil if no memory in use is reserved.
+	reserver *queue.Reserver
+	nodes    []string
 	// pods are the pods in the API server.
 	pods map[gpu.PodUID]*pod
 	// created holds the pods in the order of their creation. Some of them may be deleted.
@@ -104,9 +104,9 @@ func newFixture(t *testing.T) *fixture {
 
 // reserve lets awaited reservations be made.
 func (s *fixture) reserve() {
-	s.awaited = queue.NewAwaited(queue.Options{
+	s.reserver = queue.NewReserver(queue.Options{
 		Ledger: s.ledger, MaxIdle: 0.02, MaxAge: time.Hour, Failures: s.manager.Failures,
-		Bound: func(gpu.PodUID) bool { return false }, Reserved: func() { s.reservations++ },
+		Reserved: func() { s.reservations++ },
 	})
 }
 
@@ -352,8 +352,8 @@ func (s *fixture) advance(d time.Duration) {
 // tick makes a step of the manager and of the awaited reservations.
 func (s *fixture) tick() {
 	s.manager.Tick(s.now)
-	if s.awaited != nil {
-		s.awaited.Pass(s.manager.Waiting(s.now), s.now)
+	if s.reserver != nil {
+		s.reserver.Pass(s.manager.Waiting(s.now), s.now)
 	}
 }
 

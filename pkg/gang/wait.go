@@ -22,7 +22,7 @@ import (
 //     sharing, or another run of whole cards (obstacle).
 //   - Room (reserve). If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
-//     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Awaited.Pass). Of the cards
+//     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Reserver.Pass). Of the cards
 //     in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all are free.
 
 const (

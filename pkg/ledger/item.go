@@ -19,6 +19,9 @@ type Item struct {
 	Entered        time.Time
 }
 
+// PodItemID returns the ID of the item that consists of this pod. It orders pods that were created in the same second by name.
+func PodItemID(pod gpu.Pod) string { return "pod " + pod.String() + " " + string(pod.UID) }
+
 // Compare is the order of the queue. It returns a negative number if the item comes before the other one.
 func (i *Item) Compare(o *Item) int {
 	return cmp.Or(

@@ -150,17 +150,11 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *f
 func (s *Scheduler) newWaiting() *waiting {
 	o := s.Reservations
 	return &waiting{
-		awaited: queue.NewAwaited(queue.Options{
-			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Bound: s.allocated, Failures: s.failures, Reserved: s.Observer.Reserved,
+		reserver: queue.NewReserver(queue.Options{
+			Ledger: s.ledger, MaxIdle: o.MaxIdle, MaxAge: o.MaxAge, Failures: s.failures, Reserved: s.Observer.Reserved,
 		}),
 		cache: s.cache, ledger: s.ledger, groups: s.groups, fair: s.fair, nodes: s.nodes, leading: s.Leading, clock: s.Clock,
 	}
-}
-
-// allocated reports whether the pod has an allocation.
-func (s *Scheduler) allocated(uid gpu.PodUID) bool {
-	_, _, ok := s.ledger.Lookup(uid)
-	return ok
 }
 
 func (s *Scheduler) newExpectations() *expectations {

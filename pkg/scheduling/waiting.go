@@ -30,14 +30,14 @@ type ReservationOptions struct {
 // waitingInterval is the interval between two passes.
 const waitingInterval = 250 * time.Millisecond
 
-// waiting passes what waits for memory to a queue.Awaited: groups, units of fair sharing, and single pods that kube-scheduler has rejected.
+// waiting passes what waits for memory to a queue.Reserver: groups, units of fair sharing, and single pods that kube-scheduler has rejected.
 type waiting struct {
-	awaited *queue.Awaited
-	cache   clusterCache
-	ledger  *ledger.Ledger
-	groups  *groups
-	fair    *fairShare
-	nodes   interface {
+	reserver *queue.Reserver
+	cache    clusterCache
+	ledger   *ledger.Ledger
+	groups   *groups
+	fair     *fairShare
+	nodes    interface {
 		Names(constraints unique.Handle[string]) []string
 	}
 	leading func() error
@@ -46,17 +46,17 @@ type waiting struct {
 
 // run makes passes until ctx ends.
 func (w *waiting) run(ctx context.Context) error {
-	defer w.awaited.Stop()
+	defer w.reserver.Stop()
 	return background.Every(ctx, w.clock, waitingInterval, func(context.Context) { w.tick() })
 }
 
 // tick makes a pass if this process is the leader, and ends all reservations if it isn't.
 func (w *waiting) tick() {
 	if w.leading() != nil || w.cache.Ready() != nil {
-		w.awaited.Stop()
+		w.reserver.Stop()
 		return
 	}
-	if w.awaited.MaxIdle <= 0 {
+	if w.reserver.MaxIdle <= 0 {
 		return
 	}
 	now := w.clock.Now()
@@ -64,7 +64,7 @@ func (w *waiting) tick() {
 	if w.fair != nil {
 		items = append(items, w.fair.manager.Waiting()...)
 	}
-	w.awaited.Pass(items, now)
+	w.reserver.Pass(items, now)
 }
 
 // alikePods is equal for pods with the same requests and rank. broken is ledger.Item.Broken.
@@ -97,19 +97,18 @@ func (w *waiting) pods(now time.Time) (items []queue.Item) {
 	for like, pod := range first {
 		shape := like
 		shape.broken = false // It changes with each bind of another member, and the pod's failures are remembered.
-		nodes := func() []string { return w.nodes.Names(pod.Constraints) }
+		id := ledger.PodItemID(pod.Pod)
 		items = append(items, queue.Item{
 			Item: ledger.Item{
-				ID: "pod " + string(pod.UID), Label: "pod " + pod.String(), Broken: like.broken, Priority: pod.Priority, Entered: pod.Pending.Created,
+				ID: id, Label: "pod " + pod.String(), Broken: like.broken, Priority: pod.Priority, Entered: pod.Pending.Created,
 			},
 			Like: like.String(),
 			Profile: queue.Profile{
-				Namespace: pod.Namespace, ID: string(pod.UID), Shape: shape.String(), Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
+				Namespace: pod.Namespace, ID: id, Shape: shape.String(), Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
 			},
-			Requests: func() []ledger.Request { return []ledger.Request{{Pod: pod.Pod, Nodes: nodes()}} },
-			Fits: func() bool {
-				_, fits := w.ledger.FirstFit(pod.Pod, nodes())
-				return fits
+			ByKubeScheduler: true,
+			Requests: func() []ledger.Request {
+				return []ledger.Request{{Pod: pod.Pod, Nodes: w.nodes.Names(pod.Constraints)}}
 			},
 		})
 	}
@@ -142,7 +141,7 @@ func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.
 	return slices.Contains(broken[member.Gang], pod.UID)
 }
 
-// entersBefore orders pods by their creation.
+// entersBefore orders the pods of a namespace by their creation, and as their items.
 func entersBefore(a, b *clustercache.PodInfo) bool {
-	return cmp.Or(a.Pending.Created.Compare(b.Pending.Created), cmp.Compare(a.UID, b.UID)) < 0
+	return cmp.Or(a.Pending.Created.Compare(b.Pending.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) < 0
 }

@@ -99,7 +99,7 @@ func TestReservationsOff(t *testing.T) {
 		short(first)
 		f := startCache(t, Options{}, fake.Node("n1", 16), fake.Pod("small", 4, fake.Bound("n1", 0), now), first)
 		for _, maxIdle := range []float64{0, 0.02} {
-			f.waiting.awaited.MaxIdle = maxIdle
+			f.waiting.reserver.MaxIdle = maxIdle
 			f.waiting.tick()
 			if reserved := f.ledger.AwaitedNodes(); len(reserved) > 0 != (maxIdle > 0) {
 				t.Errorf("with %v of the memory: %v", maxIdle, reserved)

@@ -11,21 +11,23 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// fixture is an Awaited on a ledger. Each node has cards of 16.
+// fixture is a Reserver on a ledger. Each node has cards of 16.
 type fixture struct {
 	*testing.T
-	*Awaited
-	ledger *ledger.Ledger
-	nodes  []string
-	now    time.Time
-	items  []Item
-	bound  map[gpu.PodUID]bool
+	*Reserver
+	ledger  *ledger.Ledger
+	checked checks
+	nodes   []string
+	now     time.Time
+	items   []Item
 }
 
 func newFixture(t *testing.T, cards ...int) *fixture {
-	f := &fixture{T: t, ledger: ledger.New(), now: begin, bound: map[gpu.PodUID]bool{}}
+	f := &fixture{T: t, checked: checks{}, now: begin}
+	f.ledger = ledger.NewWithResources(f.checked, nil)
 	for i, n := range cards {
 		name, spec := fmt.Sprint("n", i+1), ledger.NodeSpec{Unit: gpu.GiB}
 		for card := range n {
@@ -34,9 +36,9 @@ func newFixture(t *testing.T, cards ...int) *fixture {
 		f.ledger.SetNode(name, spec)
 		f.nodes = append(f.nodes, name)
 	}
-	f.Awaited = NewAwaited(Options{
+	f.Reserver = NewReserver(Options{
 		Ledger: f.ledger, MaxIdle: 0.1, MaxAge: time.Hour, Failures: &Failures{},
-		Bound: func(uid gpu.PodUID) bool { return f.bound[uid] }, Reserved: func() {},
+		Reserved: func() {},
 	})
 	return f
 }
@@ -89,7 +91,7 @@ func (f *fixture) pass(after time.Duration, want ...string) {
 }
 
 // An item that changes while a pass lists it has no requests then. It keeps its reservation until the next pass.
-func TestAwaitedWhileItemChanges(t *testing.T) {
+func TestReserverWhileItemChanges(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("young", "n1", 0, 4, time.Minute)
 	requests := f.wait("first", 1, 16, longAgo).Requests
@@ -108,7 +110,7 @@ func TestAwaitedWhileItemChanges(t *testing.T) {
 const longAgo, earlier = -24 * time.Hour, -90 * time.Minute
 
 // The cards with the youngest pods are reserved, but no cards whose pods have run for too long, or were there before the item.
-func TestAwaitedChoice(t *testing.T) {
+func TestReserverChoice(t *testing.T) {
 	f := newFixture(t, 1, 2, 1)
 	f.run("old", "n1", 0, 4, 30*time.Minute)
 	f.run("older", "n2", 0, 4, 50*time.Minute)
@@ -129,7 +131,7 @@ func TestAwaitedChoice(t *testing.T) {
 }
 
 // A choice lasts as long as the item had waited, although other cards are better meanwhile.
-func TestAwaitedChoiceLasts(t *testing.T) {
+func TestReserverChoiceLasts(t *testing.T) {
 	f := newFixture(t, 1, 1)
 	f.run("a", "n1", 0, 4, 10*time.Second)
 	f.run("b", "n2", 0, 4, 20*time.Second)
@@ -143,7 +145,7 @@ func TestAwaitedChoiceLasts(t *testing.T) {
 }
 
 // A choice is made again when one of its cards can't be used any more.
-func TestAwaitedChoiceUnusable(t *testing.T) {
+func TestReserverChoiceUnusable(t *testing.T) {
 	f := newFixture(t, 1, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
 	f.run("b", "n2", 0, 4, 2*time.Minute)
@@ -154,7 +156,7 @@ func TestAwaitedChoiceUnusable(t *testing.T) {
 }
 
 // Behind the first item, others get reservations up to the limit. Of items that are alike, only the first does.
-func TestAwaitedLimit(t *testing.T) {
+func TestReserverLimit(t *testing.T) {
 	f := newFixture(t, 8, 8, 4)
 	for i, node := range []string{"n1", "n2"} {
 		for card := range 8 {
@@ -177,7 +179,7 @@ func TestAwaitedLimit(t *testing.T) {
 }
 
 // What a broken run of a group still needs comes first, then priority counts, and then the time of entry. The first item may have any amount.
-func TestAwaitedOrder(t *testing.T) {
+func TestReserverOrder(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
 	f.wait("early", 1, 16, earlier)
@@ -191,21 +193,23 @@ func TestAwaitedOrder(t *testing.T) {
 }
 
 // An item that fits keeps its reservation until it is bound. If that takes too long, it has failed.
-func TestAwaitedArrival(t *testing.T) {
+func TestReserverArrival(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
 	item := f.wait("pod", 1, 16, earlier)
+	item.ByKubeScheduler = true
 	f.pass(0, "pod n1:16")
-	item.Fits = func() bool { return true }
+	f.ledger.Remove("a")
 	f.pass(time.Minute, "pod n1:16")
 	f.pass(Arrival-time.Second, "pod n1:16")
 	f.pass(time.Second)
-	item.Fits = nil
+	f.run("b", "n1", 0, 4, time.Minute)
 	f.pass(time.Second)
 	f.pass(time.Second, "pod n1:16")
-	item.Fits = func() bool { return true }
+	f.ledger.Remove("b")
 	f.pass(time.Second, "pod n1:16")
-	f.bound["pod"], f.items = true, nil
+	f.run("pod", "n1", 0, 16, 0)
+	f.items = nil
 	f.pass(time.Second)
 	if failures, _ := f.Failures.Of(item.Profile); failures > 0 {
 		t.Errorf("%d failures are counted, although it has arrived since", failures)
@@ -213,19 +217,19 @@ func TestAwaitedArrival(t *testing.T) {
 }
 
 // What an item gives up is reserved for the next one in the same pass.
-func TestAwaitedGivenUp(t *testing.T) {
+func TestReserverGivenUp(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
 	f.wait("first", 1, 16, earlier)
 	f.wait("second", 1, 15, earlier+time.Second).Profile.Namespace = "other"
 	f.pass(0, "first n1:16")
-	f.items[0].Fits = func() bool { return true }
+	f.ledger.Remove("a")
 	f.pass(time.Second, "first n1:16")
 	f.pass(Arrival, "second n1:15")
 }
 
 // A small item that fails again and again, and arrives in between, doesn't end the reservation of a large one of its namespace.
-func TestAwaitedWhileOthersFail(t *testing.T) {
+func TestReserverWhileOthersFail(t *testing.T) {
 	f := newFixture(t, 8)
 	f.run("runs", "n1", 0, 4, time.Minute)
 	f.wait("large", 8, 16, earlier)
@@ -242,28 +246,40 @@ func TestAwaitedWhileOthersFail(t *testing.T) {
 }
 
 // An item that fits without a reservation needs none.
-func TestAwaitedFits(t *testing.T) {
+func TestReserverFits(t *testing.T) {
 	f := newFixture(t, 1)
-	f.wait("pod", 1, 16, earlier).Fits = func() bool { return true }
+	f.wait("pod", 1, 16, earlier).ByKubeScheduler = true
 	f.pass(0)
 }
 
 // Whether an item fits is checked only if it may get a reservation: with many kinds of pods, the check of all of them on all nodes takes long.
-func TestAwaitedChecksFew(t *testing.T) {
-	f := newFixture(t, 1)
+func TestReserverChecksFew(t *testing.T) {
+	f := newFixture(t, 1, 1)
 	f.run("a", "n1", 0, 4, time.Minute)
-	checks := 0
 	for memory := gpu.Memory(16); memory > 0; memory-- {
-		f.wait(fmt.Sprint("of ", memory), 1, memory, earlier-time.Duration(memory)).Fits = func() bool { checks++; return false }
+		f.wait(fmt.Sprint("of ", memory), 1, memory, earlier-time.Duration(memory)).ByKubeScheduler = true
 	}
+	requests := f.items[0].Requests
+	f.items[0].Requests = func() []ledger.Request { return []ledger.Request{{Pod: requests()[0].Pod, Nodes: f.nodes[:1]}} }
 	f.pass(0, "of 16 n1:16")
-	if checks > 1 {
-		t.Errorf("%d items were checked", checks)
+	if len(f.checked["n2"]) > 0 {
+		t.Errorf("checked were %v", f.checked["n2"])
 	}
 }
 
+// checks are the pods of which it was checked whether a node has the resources for them, by node.
+type checks map[string][]gpu.PodUID
+
+func (c checks) Fits(q ledger.ResourceQuery) bool {
+	c[q.Node] = append(c[q.Node], q.Pods...)
+	return true
+}
+func (checks) Shape(gpu.PodUID) (placement.Shape, bool) { return placement.Shape{}, false }
+func (checks) Requests(gpu.PodUID) string               { return "" }
+func (checks) Part(string, []gpu.PodUID) float64        { return 0 }
+
 // With fair sharing, an item that needs no turn comes before all that wait for one.
-func TestAwaitedTurns(t *testing.T) {
+func TestReserverTurns(t *testing.T) {
 	f := newFixture(t, 1)
 	f.run("runs", "n1", 0, 4, time.Minute)
 	for i, name := range []string{"second tenant", "first tenant"} {

@@ -17,16 +17,17 @@ type Item struct {
 	Turn int
 	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	Like string
-	// Fits reports whether a single pod fits now: kube-scheduler will find the node. It is nil for groups and units of fair sharing, which other
-	// packages place. Profile is what Failures knows of the item. The ID of a single pod is its UID.
-	Fits    func() bool
+	// ByKubeScheduler is true for a single pod that kube-scheduler places as soon as it fits a node. Groups and units of fair sharing are placed by
+	// other packages.
+	ByKubeScheduler bool
+	// Profile is what Failures knows of the item.
 	Profile Profile
 	// Requests returns the pods with the nodes that they can use, in order; none if the item has changed since it was listed. Requests with the same
 	// nodes share one slice.
 	Requests func() []ledger.Request
 }
 
-// Options configure Awaited.
+// Options configure a Reserver.
 type Options struct {
 	Ledger *ledger.Ledger
 	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
@@ -37,13 +38,11 @@ type Options struct {
 	MaxAge time.Duration
 	// Failures are those of all items.
 	Failures *Failures
-	// Bound reports whether the pod is bound, or about to be.
-	Bound func(gpu.PodUID) bool
 	// Reserved is called for each choice of cards, for metrics.
 	Reserved func()
 }
 
-// Awaited makes the awaited reservations. It isn't safe for concurrent use.
+// Reserver makes the awaited reservations. It isn't safe for concurrent use.
 //
 // The first item that waits for some nodes always gets one. Others do while the items before them have little: see Options.MaxIdle. A choice of
 // cards lasts as long as the item had waited when it was made, MaxAge at most. It isn't made again as soon as other cards look better: where some card always has
@@ -51,7 +50,7 @@ type Options struct {
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
 // others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.
-type Awaited struct {
+type Reserver struct {
 	Options
 	choices map[string]*choice
 }
@@ -72,56 +71,61 @@ type choice struct {
 	// fits is since when the item's cards are free; zero if they aren't.
 	fits    time.Time
 	profile Profile
+	// pod is the item's pod if kube-scheduler places it; else empty.
+	pod gpu.PodUID
 }
 
-// NewAwaited returns an Awaited without reservations.
-func NewAwaited(o Options) *Awaited {
-	return &Awaited{Options: o, choices: map[string]*choice{}}
+// NewReserver returns a Reserver without reservations.
+func NewReserver(o Options) *Reserver {
+	return &Reserver{Options: o, choices: map[string]*choice{}}
 }
 
 // Pass updates the awaited reservations of all items that wait now.
-func (a *Awaited) Pass(items []Item, now time.Time) {
+func (r *Reserver) Pass(items []Item, now time.Time) {
 	waits := map[string]bool{}
 	for i := range items {
 		waits[items[i].ID] = true
 	}
-	for _, id := range slices.Sorted(maps.Keys(a.choices)) { // In an order, since each end can requeue pods.
+	for _, id := range slices.Sorted(maps.Keys(r.choices)) { // In an order, since each end can requeue pods.
 		if !waits[id] {
-			a.end(id)
+			r.end(id)
 		}
 	}
-	p := &pass{Awaited: a, now: now, before: map[string]gpu.Memory{}, seen: map[string]bool{}, choices: map[string]*choice{}, totals: map[*string]gpu.Memory{}}
-	for _, item := range a.sorted(items, now) {
-		p.await(&item)
+	p := &pass{
+		Options: r.Options, now: now, former: r.choices, choices: map[string]*choice{}, before: map[string]gpu.Memory{}, tried: map[string]bool{},
+		totals: map[*string]gpu.Memory{},
+	}
+	for _, item := range r.sorted(items, now) {
+		p.reserve(&item)
 		if p.choices[item.ID] == nil {
-			a.end(item.ID) // Before the items behind choose.
+			r.end(item.ID) // Before the items behind choose.
 		}
 	}
-	a.choices = p.choices
+	r.choices = p.choices
 }
 
 // end ends the reservation of an item, and records if it is a pod that is bound. It does nothing if the item has no choice.
-func (a *Awaited) end(id string) {
-	c := a.choices[id]
+func (r *Reserver) end(id string) {
+	c := r.choices[id]
 	if c == nil {
 		return
 	}
-	delete(a.choices, id)
-	a.Ledger.End(ledger.Queued, id)
-	a.Failures.Unreserved(c.profile)
-	if a.Bound(gpu.PodUID(c.profile.ID)) {
-		a.Failures.Arrived(c.profile)
+	delete(r.choices, id)
+	r.Ledger.End(ledger.Queued, id)
+	r.Failures.Unreserved(c.profile)
+	if _, _, allocated := r.Ledger.Lookup(c.pod); allocated {
+		r.Failures.Arrived(c.profile)
 	}
 }
 
 // Stop ends all awaited reservations, when the process stops leading.
-func (a *Awaited) Stop() { a.Pass(nil, time.Time{}) }
+func (r *Reserver) Stop() { r.Pass(nil, time.Time{}) }
 
 // sorted returns the items in the order of the queue. Between tenants the order of turns counts. It can change with each pod, so an item whose choice
 // lasts comes before those of other tenants.
-func (a *Awaited) sorted(items []Item, now time.Time) []Item {
+func (r *Reserver) sorted(items []Item, now time.Time) []Item {
 	lasts := func(i *Item) bool {
-		c := a.choices[i.ID]
+		c := r.choices[i.ID]
 		return c != nil && c.nodes != nil && now.Before(c.until)
 	}
 	items = slices.Clone(items)
@@ -141,14 +145,14 @@ func (a *Awaited) sorted(items []Item, now time.Time) []Item {
 
 // pass is the state of one pass.
 type pass struct {
-	*Awaited
+	Options
 	now time.Time
+	// former are the choices of the pass before, and choices those of the items so far.
+	former, choices map[string]*choice
 	// before is what the items so far have on each node.
 	before map[string]gpu.Memory
-	// seen holds the Like of the items so far.
-	seen map[string]bool
-	// choices are those of the items so far.
-	choices map[string]*choice
+	// tried holds the Like of the items so far, but for those that pause or fit.
+	tried map[string]bool
 	// reserved counts those with a reservation, and work is what the pass has done.
 	reserved, work int
 	// memory is that of each node; nil until it is needed. totals are sums of it, by the first of the nodes.
@@ -156,11 +160,11 @@ type pass struct {
 	totals map[*string]gpu.Memory
 }
 
-// await makes or keeps the reservation of the next item, if it may have one.
-func (p *pass) await(item *Item) {
-	c := p.Awaited.choices[item.ID]
+// reserve makes or keeps the reservation of the next item, if it may have one.
+func (p *pass) reserve(item *Item) {
+	c := p.former[item.ID]
 	reserved := c != nil && c.nodes != nil
-	if p.seen[item.Like] && !reserved || p.reserved >= maxItems || p.pauses(item) {
+	if p.tried[item.Like] && !reserved || p.reserved >= maxItems || p.pauses(item) {
 		return
 	}
 	requests := item.Requests()
@@ -169,19 +173,24 @@ func (p *pass) await(item *Item) {
 		return
 	}
 	if p.anyBefore(requests) && p.beforeExceeds(requests) {
-		p.seen[item.Like] = true
+		p.tried[item.Like] = true
 		return
 	}
 	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c)
-	fits := item.Fits != nil && (reserved || due) && item.Fits()
+	fits := item.ByKubeScheduler && (reserved || due) && p.fits(&requests[0])
 	if fits && !reserved || reserved && p.late(item, c, fits) {
 		return
 	}
-	p.seen[item.Like] = true
+	p.tried[item.Like] = true
 	if due && !fits {
 		c = p.choose(item, requests)
 	}
 	p.keep(item, c)
+}
+
+func (p *pass) fits(request *ledger.Request) bool {
+	_, fits := p.Ledger.FirstFit(request.Pod, request.Nodes)
+	return fits
 }
 
 // keep keeps the item's choice, which can be nil, for the next pass.
@@ -238,11 +247,17 @@ func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 	if entered := item.Entered.Add(time.Second); entered.After(oldest) { // Creation times are cut to whole seconds.
 		oldest = entered
 	}
+	c := &choice{profile: item.Profile}
+	if item.ByKubeScheduler {
+		c.pod = requests[0].Pod.UID
+	}
 	if !p.Ledger.Await(item.Item, requests, oldest) {
-		return &choice{until: p.now.Add(min(lasts, Retry)), profile: item.Profile}
+		c.until = p.now.Add(min(lasts, Retry))
+		return c
 	}
 	p.Reserved()
-	return &choice{until: p.now.Add(lasts), profile: item.Profile, nodes: p.Ledger.AwaitedMemory(item.ID)}
+	c.until, c.nodes = p.now.Add(lasts), p.Ledger.AwaitedMemory(item.ID)
+	return c
 }
 
 // anyBefore reports whether an item before has a reservation on one of the nodes.
