@@ -138,7 +138,8 @@ type fakeGroups struct {
 	urgent []gpu.PodUID
 }
 
-func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urgent []gpu.PodUID, shape string) {
+func (g *fakeGroups) Startable(key gang.Key, _ time.Time) gang.Startable {
+	var together []gpu.PodUID
 	bound := 0
 	for _, p := range g.f.pods {
 		switch {
@@ -152,11 +153,11 @@ func (g *fakeGroups) Startable(key gang.Key, _ time.Time) (together, alone, urge
 	slices.Sort(together)
 	switch size := g.sizes[key.Name]; {
 	case bound >= size:
-		return nil, together, g.urgent, ""
+		return gang.Startable{Alone: together, Broken: g.urgent}
 	case bound+len(together) < size:
-		return nil, nil, nil, ""
+		return gang.Startable{}
 	}
-	return together, nil, nil, key.Name
+	return gang.Startable{Together: together, Shape: key.Name}
 }
 
 func (f *fixture) PodGranted(time.Duration) {}

@@ -60,10 +60,8 @@ type Nodes interface {
 
 // Groups is the part of package gang that a Manager uses.
 type Groups interface {
-	// Startable returns the unbound members that the group must bind together (none if too few exist), and the members that are
-	// placed like single pods. Of the latter, broken are what a broken run still needs; they go before other pods of their tenant. shape
-	// is that for which package gang remembers failures of the members that are bound together.
-	Startable(key gang.Key, now time.Time) (together, alone, broken []gpu.PodUID, shape string)
+	// Startable returns the unbound members of the group that may be placed.
+	Startable(key gang.Key, now time.Time) gang.Startable
 	// Surplus returns the bound members without which the group is still whole. They are single pods as victims.
 	Surplus(key gang.Key) []gpu.PodUID
 }

@@ -152,9 +152,9 @@ func (m *Manager) removeUnit(u *unit) {
 func (m *Manager) gatherGroups() {
 	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
 		waiting := m.members[key]
-		together, alone, broken, shape := m.Groups.Startable(key, m.now)
+		startable := m.Groups.Startable(key, m.now)
 		var pods []*pod
-		for _, uid := range together {
+		for _, uid := range startable.Together {
 			if p := waiting[uid]; p != nil {
 				pods = append(pods, p)
 			}
@@ -168,11 +168,11 @@ func (m *Manager) gatherGroups() {
 		}
 		if len(pods) > 0 {
 			gather(key.ItemID(), pods, false)
-			m.units[key.ItemID()].shape = shape
+			m.units[key.ItemID()].shape = startable.Shape
 		}
-		for _, uid := range alone {
+		for _, uid := range startable.Alone {
 			if p := waiting[uid]; p != nil {
-				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(broken, uid))
+				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(startable.Broken, uid))
 			}
 		}
 		for _, p := range waiting {

@@ -70,7 +70,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 	key := s.created[0].Gang
-	_, _, _, shape := s.manager.Startable(key, s.now)
+	shape := s.manager.Startable(key, s.now).Shape
 	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, Shape: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
@@ -229,7 +229,7 @@ func TestHeldBackMembers(t *testing.T) {
 		s.report(p)
 	}
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	if together, _, _, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now); len(together) != 2 {
+	if together := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now).Together; len(together) != 2 {
 		t.Errorf("%d members can be started together", len(together))
 	}
 	for _, p := range s.created[2:] {

@@ -220,9 +220,9 @@ func TestUrgentReplacement(t *testing.T) {
 	s.settle()
 	want := func(when string, alone, urgent int) {
 		t.Helper()
-		_, gotAlone, gotUrgent, _ := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
-		if len(gotAlone) != alone || len(gotUrgent) != urgent {
-			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(gotAlone), len(gotUrgent), alone, urgent)
+		got := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
+		if len(got.Alone) != alone || len(got.Broken) != urgent {
+			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(got.Alone), len(got.Broken), alone, urgent)
 		}
 	}
 	s.now = s.now.Add(s.manager.Patience)

@@ -377,7 +377,7 @@ func TestPodGroupBasic(t *testing.T) {
 				t.Errorf("%s isn't placed alone (restarts: %d)", p.Name, restarted)
 			}
 		}
-		_, alone, _, _ := s.manager.Startable(nativeKey("basic"), s.now)
+		alone := s.manager.Startable(nativeKey("basic"), s.now).Alone
 		if len(alone) != len(pods) {
 			t.Errorf("%d can be started alone", len(alone))
 		}

@@ -9,17 +9,24 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Startable returns the unbound members that the group must bind together, none if too few exist; and those that are placed
-// alone because their run is running. Of these, broken are what a run needs of which others run. They come first in the queue, with fair sharing
-// before other pods of their tenant, unless a member of the run was bound less than the patience ago: a run that breaks again and again must not
-// take all turns. shape is that for which failures of the members that bind together are remembered; empty if there are none. Of several runs it is
-// the first one's. While this process doesn't lead, Startable returns none.
-func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken []gpu.PodUID, shape string) {
+// Startable are the unbound members of a group that may be placed.
+type Startable struct {
+	// Together are those that must be bound together; none if too few exist. Shape is queue.Profile.Shape of these, of several runs the first one's.
+	Together []gpu.PodUID
+	Shape    string
+	// Alone are those that are placed like single pods, because their run is running. Broken are those of them that a run needs of which others run.
+	// They come first in the queue, with fair sharing before other pods of their tenant, unless a member of the run was bound less than the patience
+	// ago: a run that breaks again and again must not take all turns.
+	Alone, Broken []gpu.PodUID
+}
+
+// Startable returns the startable members of the group; none while this process doesn't lead.
+func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.groups[key]
 	if g == nil || !mgr.leading {
-		return nil, nil, nil, ""
+		return Startable{}
 	}
 	for _, r := range g.runs {
 		switch {
@@ -29,18 +36,19 @@ func (mgr *Manager) Startable(key Key, now time.Time) (together, alone, broken [
 				lacks = r.need()
 			}
 			for i, m := range r.sorted((*member).awaitsBind) {
-				if alone = append(alone, m.UID); i < lacks {
-					broken = append(broken, m.UID)
+				s.Alone = append(s.Alone, m.UID)
+				if i < lacks {
+					s.Broken = append(s.Broken, m.UID)
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
-			shape = cmp.Or(shape, mgr.profile(r).Shape)
+			s.Shape = cmp.Or(s.Shape, mgr.profile(r).Shape)
 			for _, m := range r.needed().members {
-				together = append(together, m.UID)
+				s.Together = append(s.Together, m.UID)
 			}
 		}
 	}
-	return together, alone, broken, shape
+	return s
 }
 
 // Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound

@@ -135,8 +135,8 @@ func TestTwoJobsAreCreated(t *testing.T) {
 	for range 4 {
 		first = append(first, c.add(1, "train", 4, "job-1")...)
 		second = append(second, c.add(1, "train", 4, "job-2")...)
-		if together, _, _, shape := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(together) > 0 || shape != "") {
-			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), together, shape)
+		if s := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(s.Together) > 0 || s.Shape != "") {
+			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), s.Together, s.Shape)
 		}
 		c.tryAll()
 		c.advance(200 * time.Millisecond)
@@ -174,7 +174,7 @@ func TestTwoJobsFirstComplete(t *testing.T) {
 		want = append(want, p.UID)
 	}
 	for range 2 {
-		if together, _, _, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now); !slices.Equal(together, want) {
+		if together := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now).Together; !slices.Equal(together, want) {
 			t.Errorf("fair sharing may start %v, want %v", together, want)
 		}
 		c.add(2, "train", 4, "job-1")
@@ -200,7 +200,7 @@ func TestSurplusMembersComeLater(t *testing.T) {
 	}
 	want := func(when string) {
 		t.Helper()
-		if together, _, _, _ := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now); !slices.Equal(together, first) {
+		if together := c.manager.Startable(Key{Namespace: "default", Name: "train"}, c.now).Together; !slices.Equal(together, first) {
 			t.Errorf("%s: %v start, want %v", when, together, first)
 		}
 	}

@@ -136,7 +136,7 @@ func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.
 		return false
 	}
 	if _, asked := broken[member.Gang]; !asked {
-		_, _, broken[member.Gang], _ = w.groups.manager.Startable(member.Gang, now)
+		broken[member.Gang] = w.groups.manager.Startable(member.Gang, now).Broken
 	}
 	return slices.Contains(broken[member.Gang], pod.UID)
 }
