@@ -33,7 +33,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
 		Ended:       protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Scheduler: pod.Spec.SchedulerName, GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		HeldBack: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
+		Gated:    slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
 		Cardless: !protocol.RequestsCards(pod),
 	}
 	if err != nil {

@@ -192,8 +192,8 @@ func TestGangMember(t *testing.T) {
 	}{
 		"pending":                    {nil, func(*gang.Member) {}},
 		"gated":                      {[]fake.PodEdit{gated("g")}, func(m *gang.Member) { m.GatedOtherwise = true }},
-		"gated until its fair share": {[]fake.PodEdit{gated(protocol.GateFairShare)}, func(m *gang.Member) { m.HeldBack = true }},
-		"gated by both":              {[]fake.PodEdit{gated(protocol.GateFairShare, "g")}, func(m *gang.Member) { m.GatedOtherwise, m.HeldBack = true, true }},
+		"gated until its fair share": {[]fake.PodEdit{gated(protocol.GateFairShare)}, func(m *gang.Member) { m.Gated = true }},
+		"gated by both":              {[]fake.PodEdit{gated(protocol.GateFairShare, "g")}, func(m *gang.Member) { m.GatedOtherwise, m.Gated = true, true }},
 		"of another scheduler":       {[]fake.PodEdit{func(pod *corev1.Pod) { pod.Spec.SchedulerName = "other" }}, func(m *gang.Member) { m.Scheduler = "other" }},
 		"nodes lack GPU memory":      {[]fake.PodEdit{unschedulable("0/3 nodes are available: 1 Insufficient aliyun.com/gpu-mem, 2 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfResources = true }},
 		"nodes lack CPU":             {[]fake.PodEdit{unschedulable("0/3 nodes are available: 3 Insufficient cpu.")}, func(m *gang.Member) { m.ShortOfResources = true }},

@@ -117,7 +117,7 @@ func (r *run) mayInclude(m *member) bool {
 // join adds a member to the run.
 func (mgr *Manager) join(r *run, m *member) {
 	m.run, m.counted = r, mgr.countAs(m)
-	r.members[m.UID], r.needs = m, nil
+	r.members[m.UID] = m
 	if r.order != nil {
 		i, _ := slices.BinarySearchFunc(r.order, m, compareAge)
 		r.order = slices.Insert(r.order, i, m)
@@ -139,7 +139,7 @@ func (mgr *Manager) leave(m *member) {
 	if i, found := slices.BinarySearchFunc(r.order, m, compareAge); found {
 		r.order = slices.Delete(r.order, i, i+1)
 	}
-	r.needs, m.run = nil, nil
+	m.run = nil
 }
 
 // rehome moves unbound members of the run that belong to another run now. Their new run changes. It may become running and rehome its own

@@ -225,7 +225,7 @@ func TestHeldBackMembers(t *testing.T) {
 	s.createMany(2, "known", 2, 16, "t")
 	s.createMany(2, "job", 2, 16, "t")
 	for i, p := range s.created {
-		p.Scheduler, p.HeldBack = []string{"default-scheduler", "other-profile"}[i/2], i/2 == 1
+		p.Scheduler, p.Gated = []string{"default-scheduler", "other-profile"}[i/2], i/2 == 1
 		s.report(p)
 	}
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
@@ -233,7 +233,7 @@ func TestHeldBackMembers(t *testing.T) {
 		t.Errorf("%d members can be started together", len(together))
 	}
 	for _, p := range s.created[2:] {
-		p.HeldBack = false
+		p.Gated = false
 		s.report(p)
 	}
 	if result := s.manager.filterAll(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {

@@ -76,7 +76,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		}
 		return FilterResult{Reason: r.reason(m)}
 	case r.plan == nil && mgr.checkPause(r, now):
-		return FilterResult{Reason: r.wait}
+		return FilterResult{Reason: r.waitsFor}
 	}
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
 		mgr.offer(r, m, all, now)
@@ -86,7 +86,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 			return FilterResult{Reason: reasons.GroupNoRoom}
 		}
 		if !mgr.tryPlan(r, now) {
-			return FilterResult{Reason: r.wait}
+			return FilterResult{Reason: r.waitsFor}
 		}
 	}
 	pm := r.plan.members[m.UID]
@@ -198,8 +198,8 @@ func (mgr *Manager) intern(fingerprint uint64, names []string) *candidates {
 	return set
 }
 
-// AwaitedTurn records a filter call by the scheduler for a member that was rejected because it isn't its turn.
-func (mgr *Manager) AwaitedTurn(scheduler string, now time.Time) {
+// LearnScheduler records a filter call by the scheduler for a member that was rejected because it isn't its turn.
+func (mgr *Manager) LearnScheduler(scheduler string, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	if mgr.leading {

@@ -219,7 +219,8 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	known = &member{Member: m, serial: mgr.serial, groupProblem: groupProblem}
 	mgr.members[m.UID] = known
 	_, filtered := mgr.unknownPods[m.UID]
-	if delete(mgr.unknownPods, m.UID); filtered {
+	delete(mgr.unknownPods, m.UID)
+	if filtered {
 		mgr.requeue("")
 	}
 	if !mgr.leading {

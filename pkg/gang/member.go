@@ -68,10 +68,8 @@ type Member struct {
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// GatedOtherwise is true if the pod has scheduling gates other than that of fair sharing.
-	GatedOtherwise bool
-	// HeldBack is true if the pod has the scheduling gate of fair sharing: no scheduler can have tried it yet.
-	HeldBack bool
+	// Gated is true if the pod has the scheduling gate of fair sharing: no scheduler can have tried it yet. GatedOtherwise is true if it has others.
+	Gated, GatedOtherwise bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
 	Cardless bool
@@ -92,7 +90,7 @@ const (
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
-	// foreign members are assigned to a scheduler that has not called the extender. A member that is held back is not foreign: its
+	// foreign members are assigned to a scheduler that has not called the extender. A gated member is not foreign: its
 	// scheduler can't have tried it yet.
 	foreign
 
@@ -110,19 +108,19 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 		return bound
 	case m.Problem != "", m.GatedOtherwise:
 		return ineligible
-	case !m.HeldBack && !ours(m.Scheduler):
+	case !m.Gated && !ours(m.Scheduler):
 		return foreign
 	}
 	return pending
 }
 
-// asks is equal for members that ask for the same and can use the same nodes.
-type asks struct {
+// requirements are equal for members that ask for the same and can use the same nodes.
+type requirements struct {
 	demand gpu.Demand
 	shape  string
 }
 
-func (m *Member) asks() asks { return asks{m.Demand(), m.Shape} }
+func (m *Member) requirements() requirements { return requirements{m.Demand(), m.Shape} }
 
 // merge returns next, but with what known has that next may lack: a pod that is bound, terminating or ended stays so. The watch can be behind
 // the extender's own binds and live reads.

@@ -13,7 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// needs are the members that a run must place, and what their plan depends on.
+// needs are the members that a run must place, and what their plan depends on. They are computed when they are needed (needed), shape and the requests
+// still later (profile, build), and again after a change of a member (run.add). The requests also depend on the candidate nodes (offer, fail).
 type needs struct {
 	// members are the oldest pending ones.
 	members    []*member
@@ -44,12 +45,12 @@ func (r *run) needed() *needs {
 	n := &needs{}
 	controller, several := r.completeController()
 	n.unclear = several && controller == ""
-	for _, heldBack := range [...]bool{false, true} {
+	for _, gated := range [...]bool{false, true} {
 		for _, m := range r.ordered() {
 			if len(n.members) >= r.need() {
 				break
 			}
-			if m.counted == pending && m.HeldBack == heldBack && (controller == "" || m.Controller == controller) {
+			if m.counted == pending && m.Gated == gated && (controller == "" || m.Controller == controller) {
 				n.members = append(n.members, m)
 				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
 				n.wholeCards = n.wholeCards || m.Request == 0
@@ -83,7 +84,8 @@ func (r *run) completeController() (controller string, several bool) {
 	members := map[string]int{}
 	for _, m := range r.ordered() {
 		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" {
-			if members[m.Controller]++; members[m.Controller]+c.succeeded >= r.size() {
+			members[m.Controller]++
+			if members[m.Controller]+c.succeeded >= r.size() {
 				return m.Controller, true
 			}
 		}
@@ -124,15 +126,15 @@ func (mgr *Manager) build(r *run, n *needs) {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), cmp.Compare(len(x.names), len(y.names)),
 			cmp.Compare(x.fingerprint, y.fingerprint), strings.Compare(a.Shape, b.Shape))
 	})
-	type asksOn struct {
-		asks
+	type onNodes struct {
+		requirements
 		nodes uint64
 	}
 	n.requests, n.mixed, n.likeness = make([]ledger.Request, len(n.requesters)), false, 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		n.likeness += maphash.Comparable(mgr.seed, asksOn{m.asks(), nodes(m).fingerprint}) // Whatever the order of the members.
-		n.mixed = n.mixed || m.asks() != n.requesters[0].asks() || nodes(m) != nodes(n.requesters[0])
+		n.likeness += maphash.Comparable(mgr.seed, onNodes{m.requirements(), nodes(m).fingerprint}) // Whatever the order of the members.
+		n.mixed = n.mixed || m.requirements() != n.requesters[0].requirements() || nodes(m) != nodes(n.requesters[0])
 	}
 }
 
@@ -142,7 +144,7 @@ func (mgr *Manager) profile(r *run) queue.Profile {
 	if n.shape == "" {
 		sum := uint64(0) // Whatever the order of the members.
 		for _, m := range n.members {
-			sum += maphash.Comparable(mgr.seed, m.asks())
+			sum += maphash.Comparable(mgr.seed, m.requirements())
 		}
 		n.shape = strconv.FormatUint(sum, 36)
 	}

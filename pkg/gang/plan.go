@@ -36,8 +36,8 @@ type plan struct {
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
 	uid gpu.PodUID
-	// asks are those that the place is for: users can change labels.
-	asks asks
+	// requirements are those that the place is for: users can change labels.
+	requirements requirements
 	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
 	// granted, and then to the bind.
 	node  string
@@ -107,7 +107,7 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 	mgr.Failures.Placed(p.profile)
 	r.plan, r.noRoom = p, noRoom{}
 	for _, m := range n.members {
-		pm := &plannedMember{uid: m.UID, asks: m.asks()}
+		pm := &plannedMember{uid: m.UID, requirements: m.requirements()}
 		p.members[m.UID], p.order = pm, append(p.order, pm)
 	}
 	p.count[memberExpected] = len(p.order)
@@ -231,7 +231,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.need() != len(r.plan.members), pm != nil && pm.asks != m.asks():
+	case r.need() != len(r.plan.members), pm != nil && pm.requirements != m.requirements():
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
@@ -239,7 +239,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 // endPlan removes the plan from the run, rejects the held binds, and releases the reservations that belong to the plan.
 func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	p := r.plan
-	r.plan, r.needs = nil, nil
+	r.plan = nil
 	p.rejectHeld(reason)
 	for _, pm := range p.order {
 		mgr.Ledger.Disown(ledger.Planned, pm.uid)
@@ -275,16 +275,15 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 // fail records that a plan has failed. The candidate nodes are dropped, so the next plan needs new filter calls.
 func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 	mgr.Failures.Failed(p.profile, p.made, now)
-	r.reservedFor, r.wait = 0, reasons.GroupPaused
+	r.reservedFor, r.waitsFor = 0, reasons.GroupPaused
 	for _, offer := range r.offers {
 		offer.nodes = nil
 	}
-	r.needs = nil
+	r.needed().requests = nil
 }
 
 // forgive ends the pause of the run's shape. It is called after a change by a user that can make the next plan succeed.
 func (mgr *Manager) forgive(r *run) {
-	r.needs = nil
 	if mgr.Failures.Any(r.key.Namespace) {
 		mgr.Failures.Forgive(mgr.profile(r))
 	}

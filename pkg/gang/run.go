@@ -34,11 +34,11 @@ type run struct {
 	plan *plan
 	// offers are the latest candidate nodes by Member.Template.
 	offers map[string]*offer
-	// needs are the members to place; nil if they must be computed again.
+	// needs are the members to place; nil if they must be computed again: see needed.
 	needs *needs
-	// wait is why the latest attempt to plan failed. noRoom is its result if there was no room: each filter call for a member asks for it.
-	wait   reasons.Group
-	noRoom noRoom
+	// waitsFor is why the latest attempt to plan failed. noRoom is its result if there was no room: each filter call for a member asks for it.
+	waitsFor reasons.Group
+	noRoom   noRoom
 
 	// reservedFor is for how long the run had plans since its latest failure.
 	reservedFor time.Duration
@@ -67,6 +67,12 @@ func (mgr *Manager) countAs(m *member) category {
 	return as
 }
 
+// add counts a member n times, see tally.add.
+func (r *run) add(m *member, n int) {
+	r.tally.add(m, n)
+	r.needs = nil
+}
+
 // rest returns the phase of the run if it has no plan and isn't running.
 func (r *run) rest() Phase {
 	switch {
@@ -80,7 +86,6 @@ func (r *run) rest() Phase {
 
 // changed continues a run after a change of one of its members. m may have left.
 func (mgr *Manager) changed(r *run, m *member, now time.Time) {
-	r.needs = nil
 	if r.counts[bound] == 0 {
 		r.verification = verification{} // If the run is broken later, other members are missing.
 	}

@@ -42,11 +42,11 @@ const (
 func (mgr *Manager) checkPause(r *run, now time.Time) bool {
 	why := mgr.pause(r, now)
 	if why != (reasons.Group{}) {
-		r.wait = why
+		r.waitsFor = why
 		return true
 	}
-	if r.wait == reasons.GroupPaused || r.wait == reasons.GroupBehindFailed {
-		r.wait = reasons.GroupAwaitsOthers
+	if r.waitsFor == reasons.GroupPaused || r.waitsFor == reasons.GroupBehindFailed {
+		r.waitsFor = reasons.GroupAwaitsOthers
 		mgr.requeueUnknown(r, now)
 	}
 	return false
@@ -70,12 +70,12 @@ func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	freed := mgr.freed.Load()
 	if r.noRoom.appliesTo(r, freed, now) { // Before all that takes longer for more members.
-		r.wait = reasons.GroupNoRoom
+		r.waitsFor = reasons.GroupNoRoom
 		return false
 	}
 	n := r.needed()
-	r.wait = mgr.obstacle(r, n, now)
-	if r.wait != (reasons.Group{}) {
+	r.waitsFor = mgr.obstacle(r, n, now)
+	if r.waitsFor != (reasons.Group{}) {
 		return false
 	}
 	mgr.build(r, n)
@@ -85,12 +85,12 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 
 	// Fewer runs give way to one that is behind.
 	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {
-		r.wait, r.noRoom = reasons.GroupNoRoom, last
+		r.waitsFor, r.noRoom = reasons.GroupNoRoom, last
 		return false
 	}
 	places := mgr.reserve(r, n, granted, now)
 	if places == nil {
-		r.wait, r.noRoom = reasons.GroupNoRoom, noRoom{r.item, now, freed}
+		r.waitsFor, r.noRoom = reasons.GroupNoRoom, noRoom{r.item, now, freed}
 		if !exclusive {
 			mgr.noRoomFor[alike] = r.noRoom
 		}
@@ -158,7 +158,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 		if mgr.checkPause(r, now) || len(r.offers) == 0 || r.key.Native {
 			continue
 		}
-		if !mgr.tryPlan(r, now) && r.wait == reasons.GroupNoRoom && !over {
+		if !mgr.tryPlan(r, now) && r.waitsFor == reasons.GroupNoRoom && !over {
 			return
 		}
 	}
@@ -252,7 +252,7 @@ func (r *run) onlyLacksResources(now time.Time) bool {
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
 		o := r.offers[m.Template]
-		return !short[m.Template] && (r.wait != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > queue.KubeSchedulerRetries)
+		return !short[m.Template] && (r.waitsFor != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > queue.KubeSchedulerRetries)
 	})
 }
 
@@ -276,9 +276,9 @@ type Status struct {
 	Since time.Time
 }
 
-// Waits returns what the pod waits for. It returns false for a pod that doesn't wait for its group: one that isn't a
+// Status returns what the pod waits for. It returns false for a pod that doesn't wait for its group: one that isn't a
 // member, is bound, or is placed like a single pod; and for all pods while this process doesn't lead.
-func (mgr *Manager) Waits(uid gpu.PodUID) (Status, bool) {
+func (mgr *Manager) Status(uid gpu.PodUID) (Status, bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
@@ -296,7 +296,7 @@ func (r *run) reason(m *member) reasons.Group {
 	}
 	switch r.phase {
 	case PhasePending:
-		return cmp.Or(r.wait, reasons.GroupAwaitsOthers)
+		return cmp.Or(r.waitsFor, reasons.GroupAwaitsOthers)
 	case PhasePlanned:
 		if m != nil && r.plan.members[m.UID] == nil {
 			return reasons.GroupSurplus
@@ -305,7 +305,7 @@ func (r *run) reason(m *member) reasons.Group {
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:
-		return reasons.GroupBroken(r.counts[bound]+r.finished, r.size()).Because(r.wait)
+		return reasons.GroupBroken(r.counts[bound]+r.finished, r.size()).Because(r.waitsFor)
 	case PhaseEvicting:
 		return reasons.GroupEvicting
 	}

@@ -13,7 +13,7 @@ func TestStatus(t *testing.T) {
 	mgr.StartLeading(begin)
 	at := begin
 	status := func(uid gpu.PodUID) string {
-		s, waits := mgr.Waits(uid)
+		s, waits := mgr.Status(uid)
 		if !waits {
 			return "doesn't wait"
 		}

@@ -55,7 +55,7 @@ func (c controllers) wantBound(what string, pods []*pod, want ...int) {
 		}
 	}
 	if !slices.Contains(want, n) {
-		status, _ := c.manager.Waits(pods[len(pods)-1].UID)
+		status, _ := c.manager.Status(pods[len(pods)-1].UID)
 		c.Errorf("of the %s %d of %d pods are bound, want %v; the last waits for: %s", what, n, len(pods), want, status.Reason.Words)
 	}
 }
@@ -193,10 +193,10 @@ func TestSurplusOfSeveralJobs(t *testing.T) {
 // the others, and after a restart of the extender.
 func TestSurplusMembersComeLater(t *testing.T) {
 	c := controllers{newFixture(t)}
-	heldBack := func(m *Member) { m.HeldBack = true }
+	gated := func(m *Member) { m.Gated = true }
 	named := func(name string) memberEdit { return func(m *Member) { m.Name = name } }
 	first := []gpu.PodUID{
-		c.add(1, "train", 2, "job", heldBack, named("job-m"))[0].UID, c.add(1, "train", 2, "job", heldBack, named("job-n"))[0].UID,
+		c.add(1, "train", 2, "job", gated, named("job-m"))[0].UID, c.add(1, "train", 2, "job", gated, named("job-n"))[0].UID,
 	}
 	want := func(when string) {
 		t.Helper()
@@ -205,11 +205,11 @@ func TestSurplusMembersComeLater(t *testing.T) {
 		}
 	}
 	want("two pods exist")
-	c.add(1, "train", 2, "job", heldBack, named("job-a"))
+	c.add(1, "train", 2, "job", gated, named("job-a"))
 	want("a third pod exists")
 	for _, uid := range first {
 		p := c.pods[uid]
-		p.HeldBack = false
+		p.Gated = false
 	}
 	next := newManager(t)
 	c.manager = next
@@ -277,11 +277,11 @@ func TestStalled(t *testing.T) {
 		}
 		p := c.add(1, "group", 3, "controller", edit)[0]
 		c.advance(testPatience - time.Second)
-		if status, _ := c.manager.Waits(p.UID); status.Reason.Words != "1 of 3 members exist" {
+		if status, _ := c.manager.Status(p.UID); status.Reason.Words != "1 of 3 members exist" {
 			t.Errorf("%s: before the patience the reason is %q", kind, status.Reason.Words)
 		}
 		c.advance(2 * time.Second)
-		if status, _ := c.manager.Waits(p.UID); status.Reason.Words != want {
+		if status, _ := c.manager.Status(p.UID); status.Reason.Words != want {
 			t.Errorf("%s: the reason is %q, want %q", kind, status.Reason.Words, want)
 		}
 		if event := "GangIncomplete: The group waits: " + want; !slices.Contains(c.events, event) {

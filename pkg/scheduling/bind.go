@@ -71,7 +71,7 @@ func (s *Scheduler) permitFor(ctx context.Context, request BindRequest) (permit,
 	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.needsPermit(pod) {
 		return permit{deadline: s.Clock.Now().Add(s.BindTimeout)}, "", nil
 	}
-	granted, err := s.groups.await(ctx, gpu.PodUID(request.UID), request.Node)
+	granted, err := s.groups.awaitPermit(ctx, gpu.PodUID(request.UID), request.Node)
 	switch {
 	case errors.Is(err, binding.ErrNodeUnknown):
 		return permit{}, reasons.ResultUnreachable, err

@@ -92,7 +92,7 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 	if member == nil {
 		return nil
 	}
-	if status, waits := g.manager.Waits(pod.UID); waits {
+	if status, waits := g.manager.Status(pod.UID); waits {
 		return &diagnosis.GroupWait{Group: status.Group.String(), Native: status.Group.Native, Reason: status.Reason, Since: status.Since}
 	}
 	if g.leading() == nil {

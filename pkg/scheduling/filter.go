@@ -23,7 +23,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
 	if s.fair.awaitsTurn(pod) {
-		s.groups.awaitsTurn(object)
+		s.groups.learnScheduler(object)
 		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil
 	}
 	s.recordTry(object, pod, nodes)

@@ -94,10 +94,10 @@ func (g *groups) includes(pod *corev1.Pod) bool {
 	return g.Hold > 0 && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
 }
 
-// awaitsTurn records a filter call for a pod that was rejected because it isn't its turn.
-func (g *groups) awaitsTurn(pod *corev1.Pod) {
+// learnScheduler records a filter call for a pod that was rejected because it isn't its turn.
+func (g *groups) learnScheduler(pod *corev1.Pod) {
 	if g.includes(pod) {
-		g.manager.AwaitedTurn(pod.Spec.SchedulerName, g.clock.Now())
+		g.manager.LearnScheduler(pod.Spec.SchedulerName, g.clock.Now())
 		g.act()
 	}
 }
@@ -171,8 +171,8 @@ func (p permit) membership() binding.Membership {
 	return binding.Membership{Run: p.gang.Run, Whole: p.gang.MarkWhole}
 }
 
-// await holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
-func (g *groups) await(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
+// awaitPermit holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
+func (g *groups) awaitPermit(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
 	held, err := g.arrive(ctx, uid, node)
 	if err != nil {
 		return permit{}, err

@@ -371,7 +371,7 @@ func (w *world) checkEmpty(r *replica) {
 
 // groupState describes a group, for the report of a failure.
 func (w *world) groupState(r *replica, uid gpu.PodUID) string {
-	status, waits := r.scheduler.groups.manager.Waits(uid)
+	status, waits := r.scheduler.groups.manager.Status(uid)
 	if !waits {
 		return "doesn't wait"
 	}

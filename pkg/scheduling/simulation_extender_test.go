@@ -247,7 +247,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 		_, err := s.bindClaimed(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 		return err
 	}
-	_, waits := s.groups.manager.Waits(uid) // A member that joins a run later is bound alone: if there is no room after all, no other one is affected.
+	_, waits := s.groups.manager.Status(uid) // A member that joins a run later is bound alone: if there is no room after all, no other one is affected.
 	held, err := s.groups.arrive(r.w.context(), uid, call.request.Node)
 	if err != nil {
 		return err
