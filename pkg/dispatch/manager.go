@@ -161,11 +161,12 @@ func (m *Manager) TakeEffects() Effects {
 	return out
 }
 
-// StartLeading is called when this process becomes the leader.
+// StartLeading is called while this process is the leader, before Tick.
 func (m *Manager) StartLeading() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.leading, m.changed = true, true
+	m.changed = m.changed || !m.leading
+	m.leading = true
 }
 
 // StopLeading is called while this process isn't the leader, and when it stops. It ends all charges.

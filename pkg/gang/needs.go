@@ -47,7 +47,7 @@ func (r *run) needed() *needs {
 	n.unclear = several && controller == ""
 	for _, gated := range [...]bool{false, true} {
 		for _, m := range r.ordered() {
-			if len(n.members) >= r.need() {
+			if len(n.members) >= r.lacking() {
 				break
 			}
 			if m.counted == pending && m.Gated == gated && (controller == "" || m.Controller == controller) {
@@ -57,7 +57,7 @@ func (r *run) needed() *needs {
 			}
 		}
 	}
-	complete := len(n.members) == r.need()
+	complete := len(n.members) == r.lacking()
 	for _, m := range n.members {
 		if n.since.IsZero() || complete && m.Created.After(n.since) || !complete && m.Created.Before(n.since) {
 			n.since = m.Created

@@ -254,7 +254,7 @@ func (mgr *Manager) NotBound(uid gpu.PodUID, now time.Time) {
 		return
 	}
 	if pm := m.run.plan.members[uid]; pm != nil && pm.state == memberBinding { // Else the bind began before the plan.
-		mgr.decide(m.run, pm, false, now)
+		mgr.recordOutcome(m.run, pm, false, now)
 	}
 }
 
@@ -265,18 +265,18 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 	switch {
 	case pm == nil, pm.state >= memberBound:
 	case m.Node != "":
-		mgr.decide(r, pm, true, now)
+		mgr.recordOutcome(r, pm, true, now)
 	case m.run == r:
 		// The pod isn't bound yet. A terminating pod can still become bound, if its bind was faster than its deletion.
 	case pm.state == memberBinding:
-		mgr.decide(r, pm, false, now)
+		mgr.recordOutcome(r, pm, false, now)
 	default:
 		mgr.failLast(r, reasons.GroupDeleted, now)
 	}
 }
 
-// decide records whether a member is bound.
-func (mgr *Manager) decide(r *run, pm *plannedMember, isBound bool, now time.Time) {
+// recordOutcome records whether a member is bound.
+func (mgr *Manager) recordOutcome(r *run, pm *plannedMember, isBound bool, now time.Time) {
 	if pm.state == memberHeld { // Another bind than this one has bound the last member: this one finds that out.
 		r.plan.grant(pm, now, false)
 	}
@@ -313,5 +313,5 @@ func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	if last.node != "" {
 		mgr.Release(last.uid)
 	}
-	mgr.decide(r, last, false, now)
+	mgr.recordOutcome(r, last, false, now)
 }

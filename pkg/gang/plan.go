@@ -231,7 +231,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.need() != len(r.plan.members), pm != nil && pm.requirements != m.requirements():
+	case r.lacking() != len(r.plan.members), pm != nil && pm.requirements != m.requirements():
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
@@ -268,8 +268,8 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 			mgr.fail(r, p, now)
 		}
 	}
-	mgr.move(r, r.rest(), now)
-	mgr.rested(r, now)
+	mgr.move(r, r.phaseWithoutPlan(), now)
+	mgr.continueWithoutPlan(r, now)
 }
 
 // fail records that a plan has failed. The candidate nodes are dropped, so the next plan needs new filter calls.

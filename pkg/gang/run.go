@@ -73,8 +73,8 @@ func (r *run) add(m *member, n int) {
 	r.needs = nil
 }
 
-// rest returns the phase of the run if it has no plan and isn't running.
-func (r *run) rest() Phase {
+// phaseWithoutPlan returns the phase of the run if it has no plan and isn't running.
+func (r *run) phaseWithoutPlan() Phase {
 	switch {
 	case r.counts[bound] > 0:
 		return PhaseBroken
@@ -109,15 +109,15 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 
 // review moves a run without a plan to the phase that its members determine.
 func (mgr *Manager) review(r *run, now time.Time) {
-	if to := r.rest(); r.phase != to && (r.phase != PhaseEvicting || to != PhaseBroken) {
+	if to := r.phaseWithoutPlan(); r.phase != to && (r.phase != PhaseEvicting || to != PhaseBroken) {
 		r.inherited = to == PhaseBroken
 		mgr.move(r, to, now)
 	}
-	mgr.rested(r, now)
+	mgr.continueWithoutPlan(r, now)
 }
 
-// rested continues a run without a plan.
-func (mgr *Manager) rested(r *run, now time.Time) {
+// continueWithoutPlan continues a run without a plan.
+func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
 		mgr.nowRuns(r, now)
 		return

@@ -33,7 +33,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 		case r.phase == PhaseRunning:
 			lacks := 0
 			if r.counts[bound] > 0 && !mgr.placesAlone(key) && now.Sub(r.lastBound()) >= mgr.Patience {
-				lacks = r.need()
+				lacks = r.lacking()
 			}
 			for i, m := range r.sorted((*member).awaitsBind) {
 				s.Alone = append(s.Alone, m.UID)

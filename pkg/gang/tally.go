@@ -121,8 +121,8 @@ func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.
 // unbound counts the members that could be bound.
 func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
 
-// need is how many pending members must be bound together.
-func (t *tally) need() int { return t.size() - t.counts[bound] - t.finished }
+// lacking is how many pending members must be bound together.
+func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.finished }
 
 // enough reports whether the members that must be bound together exist.
 func (t *tally) enough() bool {
@@ -131,7 +131,7 @@ func (t *tally) enough() bool {
 
 // whole reports whether all members are bound, or have been.
 func (t *tally) whole() bool {
-	return t.marked > 0 || t.size() > 0 && t.need() <= 0
+	return t.marked > 0 || t.size() > 0 && t.lacking() <= 0
 }
 
 // priority returns the lowest priority of the members that count.

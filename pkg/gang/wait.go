@@ -15,12 +15,13 @@ import (
 
 // What a run waits for. One without a plan is tried in filter calls and by each Tick, and waits for, in this order:
 //
-//   - More members, if too few exist (enough).
-//   - The end of a pause, if it or others of its namespace have failed (checkPause).
-//   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks).
-//   - That it is clear which members belong together, filter calls for the other members, because their candidate nodes are needed, its turn by fair
-//     sharing, or another run of whole cards (obstacle).
-//   - Room (reserve). If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
+//   - More members, if too few exist (enough): reasons.GroupIncomplete.
+//   - The end of a pause, if it or others of its namespace have failed (checkPause): GroupPaused, GroupBehindFailed.
+//   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks): GroupNoRoom.
+//   - That it is clear which members belong together (obstacle): GroupUnclear.
+//   - Filter calls for the other members, because their candidate nodes are needed, and their turns by fair sharing (obstacle): GroupAwaitsOthers.
+//   - Another run of whole cards (obstacle): GroupOlderFirst.
+//   - Room (reserve): GroupNoRoom. If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
 //     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Reserver.Pass). Of the cards
 //     in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all are free.
@@ -133,6 +134,9 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 	return reasons.Group{}
 }
 
+// triedByTick reports whether Ticks try the run unless it pauses. Native groups are tried by filter calls alone.
+func (r *run) triedByTick() bool { return len(r.offers) > 0 && !r.key.Native }
+
 // planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, runs behind a run without room
 // wait. Otherwise a small group would take memory that a large one is about to get, and give way a moment later, when its first members
 // have arrived. This would cost both groups seconds.
@@ -155,7 +159,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 		if r.needs == nil || r.needs.requests == nil && len(r.offers) > 0 {
 			mgr.work += len(r.members)
 		}
-		if mgr.checkPause(r, now) || len(r.offers) == 0 || r.key.Native {
+		if mgr.checkPause(r, now) || !r.triedByTick() {
 			continue
 		}
 		if !mgr.tryPlan(r, now) && r.waitsFor == reasons.GroupNoRoom && !over {
@@ -164,12 +168,11 @@ func (mgr *Manager) planWaiting(now time.Time) {
 	}
 }
 
-// mayTry reports whether filter may try r: if memory is being freed, the next Tick tries all runs in their order, see planWaiting. Native groups are
-// tried by filter alone. No run waits for one that pauses, or none of whose members has candidate nodes.
+// mayTry reports whether filter may try r: while memory is being freed, it waits for the runs before it that the next Tick tries, see planWaiting.
 func (mgr *Manager) mayTry(r *run, now time.Time) bool {
 	over := mgr.burst.observe(mgr.freed.Load(), now)
 	return over || !slices.ContainsFunc(mgr.waiting, func(o *run) bool {
-		return o.item.Before(&r.item) && !o.key.Native && len(o.offers) > 0 && mgr.pause(o, now) == (reasons.Group{})
+		return o.item.Before(&r.item) && o.triedByTick() && mgr.pause(o, now) == (reasons.Group{})
 	})
 }
 

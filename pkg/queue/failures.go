@@ -48,13 +48,13 @@ type Failures struct {
 	mu sync.Mutex
 	// namespaces have the failures of the last hour, and those of items that wait since.
 	namespaces map[string]*namespaceFailures
-	// awaits has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for others. It doesn't
+	// reserved has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for others. It doesn't
 	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
-	awaits map[string]awaiting
+	reserved map[string]reservedItem
 }
 
-// awaiting is an item that has an awaited reservation.
-type awaiting struct{ id, shape string }
+// reservedItem is an item that has an awaited reservation.
+type reservedItem struct{ id, shape string }
 
 // namespaceFailures are the failures of a namespace.
 type namespaceFailures struct {
@@ -73,8 +73,8 @@ type namespaceFailures struct {
 type row struct {
 	pause
 	count int
-	// asked is when an item of the shape waited last.
-	asked time.Time
+	// waited is when an item of the shape waited last.
+	waited time.Time
 }
 
 const (
@@ -100,9 +100,9 @@ func (f *Failures) oneAtATime(n *namespaceFailures, i Profile) bool {
 	return n != nil && n.row.count > 0 && !i.Broken && !f.hasReservation(i) && !n.proven.covers(i.Size)
 }
 
-// hasReservation reports whether the item is the one of its namespace in awaits.
+// hasReservation reports whether the item is the one of its namespace in reserved.
 func (f *Failures) hasReservation(i Profile) bool {
-	a, ok := f.awaits[i.Namespace]
+	a, ok := f.reserved[i.Namespace]
 	return ok && a.id == i.ID
 }
 
@@ -125,7 +125,7 @@ func (f *Failures) Until(i Profile, now time.Time) (until time.Time, behind bool
 	}
 	shape := n.shapes[i.Shape]
 	if shape != nil {
-		until, shape.asked = shape.until, now
+		until, shape.waited = shape.until, now
 	}
 	var next time.Time
 	switch {
@@ -170,11 +170,11 @@ func (f *Failures) Reserved(i Profile) {
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
 		return
 	}
-	if _, other := f.awaits[i.Namespace]; !other {
-		if f.awaits == nil {
-			f.awaits = map[string]awaiting{}
+	if _, other := f.reserved[i.Namespace]; !other {
+		if f.reserved == nil {
+			f.reserved = map[string]reservedItem{}
 		}
-		f.awaits[i.Namespace] = awaiting{i.ID, i.Shape}
+		f.reserved[i.Namespace] = reservedItem{i.ID, i.Shape}
 	}
 }
 
@@ -183,7 +183,7 @@ func (f *Failures) Unreserved(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.hasReservation(i) {
-		delete(f.awaits, i.Namespace)
+		delete(f.reserved, i.Namespace)
 	}
 }
 
@@ -239,8 +239,8 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	if n.placed == i.ID {
 		n.placed = ""
 	}
-	if a, ok := f.awaits[i.Namespace]; ok && (a.id == i.ID || a.shape == i.Shape) {
-		delete(f.awaits, i.Namespace)
+	if a, ok := f.reserved[i.Namespace]; ok && (a.id == i.ID || a.shape == i.Shape) {
+		delete(f.reserved, i.Namespace)
 	}
 	if n.shapes[i.Shape] == nil {
 		n.shapes[i.Shape] = &row{}
@@ -252,7 +252,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 func (f *Failures) forget(now time.Time) {
 	for name, n := range f.namespaces {
 		for shape, r := range n.shapes {
-			if now.Sub(r.began()) > forgetAfter && now.Sub(r.asked) > forgetAfter {
+			if now.Sub(r.began()) > forgetAfter && now.Sub(r.waited) > forgetAfter {
 				delete(n.shapes, shape)
 			}
 		}
@@ -275,5 +275,5 @@ func (f *Failures) Forgive(i Profile) {
 func (f *Failures) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.namespaces, f.awaits = nil, nil
+	f.namespaces, f.reserved = nil, nil
 }

@@ -208,7 +208,7 @@ func (f *fairShare) run(ctx context.Context) error {
 	timer := f.clock.NewTimer(minTickPause)
 	defer timer.Stop()
 	defer func() { _, _ = f.writes.Wait(), f.reclaims.Wait() }() // They return no errors.
-	for leads := false; ; {
+	for {
 		select {
 		case <-ctx.Done():
 			f.manager.StopLeading()
@@ -216,27 +216,22 @@ func (f *fairShare) run(ctx context.Context) error {
 		case <-timer.C():
 		}
 		begin := f.clock.Now()
-		leads = f.tick(ctx, leads)
+		f.tick(ctx)
 		timer.Reset(min(max(minTickPause, tickShare*f.clock.Since(begin)), tickInterval))
 	}
 }
 
-// tick makes a step if this process is the leader. led is whether it was at the latest tick; tick returns whether it is now.
-func (f *fairShare) tick(ctx context.Context, led bool) (leads bool) {
-	leads = f.leading() == nil && f.ready() == nil
-	switch {
-	case leads && !led:
-		f.manager.StartLeading()
-	case led && !leads:
+// tick makes a step if this process is the leader.
+func (f *fairShare) tick(ctx context.Context) {
+	if f.leading() != nil || f.ready() != nil {
 		f.manager.StopLeading()
+		return
 	}
-	if leads {
-		f.reportProblems(ctx)
-		f.manager.Tick(f.clock.Now())
-		f.resume()
-		f.perform(ctx, f.manager.TakeEffects())
-	}
-	return leads
+	f.manager.StartLeading()
+	f.reportProblems(ctx)
+	f.manager.Tick(f.clock.Now())
+	f.resume()
+	f.perform(ctx, f.manager.TakeEffects())
 }
 
 // reportProblems reports invalid annotations of namespaces.

@@ -177,7 +177,7 @@ func TestDisplacerEndsDuringBind(t *testing.T) {
 			t.Fatal("a bind is in flight")
 		}
 		g.clock.Step(g.groups.Patience)
-		g.groups.tick(true)
+		g.groups.tick()
 		g.want(pod, "assumed n2 card 0")
 		claim.End()
 		g.wantSettled(pod, "none")

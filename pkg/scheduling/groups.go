@@ -173,19 +173,19 @@ func (p permit) membership() binding.Membership {
 
 // awaitPermit holds a member's bind call until the permit of its gang is decided. The caller of a permit must call end.
 func (g *groups) awaitPermit(ctx context.Context, uid gpu.PodUID, node string) (permit, error) {
-	held, err := g.arrive(ctx, uid, node)
+	requested, err := g.arrive(ctx, uid, node)
 	if err != nil {
 		return permit{}, err
 	}
 	select {
-	case <-held.Decided:
+	case <-requested.Decided:
 	case <-ctx.Done():
-		if g.manager.CancelPermit(uid, held, g.clock.Now()) {
+		if g.manager.CancelPermit(uid, requested, g.clock.Now()) {
 			return permit{}, fmt.Errorf("kube-scheduler gave the call up: %w", ctx.Err())
 		}
-		<-held.Decided // The permit was granted meanwhile.
+		<-requested.Decided // The permit was granted meanwhile.
 	}
-	return g.decided(held)
+	return g.outcome(requested)
 }
 
 // arrive requests the permit for a member's bind call. First it confirms the node, so that the check of the member's place includes the binds
@@ -196,27 +196,27 @@ func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (*gang
 	if err := g.binder.ConfirmNode(ctx, node); err != nil {
 		return nil, err
 	}
-	held, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
+	requested, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
 	g.act()
 	if rejection != nil {
 		return nil, *rejection
 	}
-	return held, nil
+	return requested, nil
 }
 
-// decided returns the permit, or why it was rejected.
-func (g *groups) decided(held *gang.Permit) (permit, error) {
-	if rejection := held.Rejection; rejection != nil {
+// outcome returns the permit, or why it was rejected.
+func (g *groups) outcome(requested *gang.Permit) (permit, error) {
+	if rejection := requested.Rejection; rejection != nil {
 		if *rejection == reasons.GroupDeleted {
 			<-g.clock.After(min(deletedDelay, g.bindTimeout))
 		}
 		return permit{}, *rejection
 	}
-	deadline := held.OpenedAt.Add(g.bindTimeout)
+	deadline := requested.OpenedAt.Add(g.bindTimeout)
 	if enough := g.clock.Now().Add(g.bindTimeout / 2); enough.After(deadline) {
 		deadline = enough // The last member waited long for the others, because the answer to one of their binds was lost.
 	}
-	return permit{held, deadline}, nil
+	return permit{requested, deadline}, nil
 }
 
 // end ends a bind's claim, and records the outcome of a permitted bind. err is nil if the pod is bound.
@@ -320,19 +320,16 @@ func (g *groups) states() map[string]int {
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
 	defer func() { g.manager.StopLeading(g.clock.Now()) }()
-	leads := false
-	return background.Every(ctx, g.clock, tickInterval, func(context.Context) { leads = g.tick(leads) })
+	return background.Every(ctx, g.clock, tickInterval, func(context.Context) { g.tick() })
 }
 
-// tick calls the manager's Tick if this process is the leader. led is whether it was at the latest tick; tick returns whether
-// it is now. An extender without replicas leads once its cache is synced.
-func (g *groups) tick(led bool) (leads bool) {
+// tick calls the manager's Tick if this process is the leader. An extender without replicas leads once its cache is synced.
+func (g *groups) tick() {
 	now := g.clock.Now()
-	leads = g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil
-	switch {
-	case leads && !led:
+	leads := g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil
+	if leads {
 		g.manager.StartLeading(now)
-	case led && !leads:
+	} else {
 		g.manager.StopLeading(now)
 	}
 	for _, uid := range g.ledger.Due(now, !leads) { // The places of displacers end with the term.
@@ -342,7 +339,6 @@ func (g *groups) tick(led bool) (leads bool) {
 		g.manager.Tick(now)
 	}
 	g.act()
-	return leads
 }
 
 // act performs the manager's Effects, if this process is the leader. If it isn't, the Effects wait, because the Lease may still be renewed in time.

@@ -29,15 +29,11 @@ type replica struct {
 	dead  bool
 	// frozenUntil is until when the process doesn't run, apart until when it can't reach the API server.
 	frozenUntil, apart time.Duration
-	// ticking is whether the latest tick found that this process leads.
-	ticking bool
-	calls   []*bindCall
-	held    []*bindCall
+	calls              []*bindCall
+	held               []*bindCall
 	// requeuing and evicting are true while a round runs. verifying and members count the reads and evictions of a Manager that run.
 	requeuing, evicting bool
 	verifying, members  int
-	// sharing is whether the latest tick of fair sharing found that this process leads.
-	sharing bool
 	// reserved has the memory that members keep without a bind.
 	reserved map[gpu.PodUID]*reservation
 }
@@ -136,7 +132,7 @@ func (r *replica) tick() {
 	if !r.runs(r.tick) {
 		return
 	}
-	r.ticking = r.scheduler.groups.tick(r.ticking)
+	r.scheduler.groups.tick()
 	r.w.after(tickInterval, r.tick)
 }
 
@@ -261,7 +257,7 @@ func (r *replica) bindPermitted(call *bindCall) error {
 	if !isDecided(held) { // It was cancelled.
 		return errLost
 	}
-	p, err := s.groups.decided(held)
+	p, err := s.groups.outcome(held)
 	if err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func (r *replica) share() {
 	if !r.runs(r.share) {
 		return
 	}
-	r.sharing = r.scheduler.fair.tick(r.w.context(), r.sharing)
+	r.scheduler.fair.tick(r.w.context())
 	r.w.after(r.w.fair.pause, r.share)
 }
 
