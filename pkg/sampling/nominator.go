@@ -94,11 +94,11 @@ type Nominator struct {
 	mu sync.Mutex
 	// size is that of the smallest sample, until a node changes; 0 if it isn't known.
 	size int
-	// requests are the pods to nominate, and searched is when they were last looked through. refused is until when nominations
-	// are not expected to help a pod, by refusedKey.
+	// requests are the pods to nominate, and searched is when they were last looked through. givenUp is until when
+	// nominations are not expected to help a pod.
 	requests map[gpu.PodUID]request
 	searched time.Time
-	refused  map[refusedPods]time.Time
+	givenUp  map[likePods]time.Time
 	// pods are the pending pods that are nominated here, or were.
 	pods map[gpu.PodUID]*nominatedPod
 	// paused is the time until which nothing is nominated.
@@ -119,7 +119,7 @@ type nominatedPod struct {
 type nominationState int
 
 const (
-	// done: the pod isn't nominated here any more, unless a write that was given up takes effect.
+	// done: the pod isn't nominated here any more, unless a write that was dropped takes effect.
 	done nominationState = iota
 	// writing: the pod is nominated in the ledger. The watch hasn't shown it yet.
 	writing
@@ -131,7 +131,7 @@ const (
 func New(o Options) *Nominator {
 	return &Nominator{
 		Options: o, writes: o.Writes(maxWrites),
-		refused: map[refusedPods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, requests: map[gpu.PodUID]request{},
+		givenUp: map[likePods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, requests: map[gpu.PodUID]request{},
 	}
 }
 
@@ -164,7 +164,7 @@ func (n *Nominator) Updated(pod *clustercache.PodInfo) {
 		p.state = done
 	case p.state == writing && pod.NominatedNode != "":
 		p.state = nominated
-	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was given up, and took effect.
+	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was dropped, and took effect.
 		p.state, p.at = nominated, n.Clock.Now()
 	case p.state == nominated && pod.NominatedNode != p.node:
 		p.state = done
@@ -232,7 +232,7 @@ func (n *Nominator) Tick(ctx context.Context) {
 }
 
 // nominate chooses the nodes of single pods, and begins to write them. It reports whether there is none for some.
-func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (refused bool) {
+func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (givenUp bool) {
 	view, unseen := n.View, n.unseen()
 	view.TentativeAt = n.Clock.Now()
 	capacity := n.Nodes.Capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
@@ -242,7 +242,7 @@ func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 		nodes[i] = cmp.Or(nodes[i], granted[i])
 		switch due := n.chosen(pod, nodes[i]); {
 		case nodes[i] == "":
-			refused = refused || due
+			givenUp = givenUp || due
 		case !due:
 			nodes[i] = ""
 			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
@@ -255,7 +255,7 @@ func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) 
 			n.start(func() { n.write(ctx, pod, node) })
 		}
 	}
-	return refused
+	return givenUp
 }
 
 // nominatedByOthers reports whether the watch has shown a nomination of the pod, which then is kube-scheduler's.
@@ -304,14 +304,14 @@ func (n *Nominator) chosen(pod *clustercache.PodInfo, node string) (due bool) {
 	p.node = node
 	if node == "" {
 		p.state = done
-		n.refuse(pod)
+		n.giveUp(pod)
 	}
 	return true
 }
 
 // write writes the nomination of the pod, or removes it if node is empty.
 func (n *Nominator) write(ctx context.Context, pod *clustercache.PodInfo, node string) {
-	if n.Leading() != nil || ctx.Err() != nil || node != "" && !n.due(pod.UID) {
+	if n.Leading() != nil || ctx.Err() != nil || node != "" && !n.mayWrite(pod.UID) {
 		n.drop(pod.UID)
 		return
 	}
@@ -347,8 +347,8 @@ func (n *Nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 	return err == nil
 }
 
-// due reports whether the chosen node of a pod is still to be written: no write failed while this one waited for others.
-func (n *Nominator) due(uid gpu.PodUID) bool {
+// mayWrite reports whether the chosen node of a pod is still to be written: no write failed while this one waited for others.
+func (n *Nominator) mayWrite(uid gpu.PodUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[uid]

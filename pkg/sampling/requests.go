@@ -99,31 +99,31 @@ func (n *Nominator) helps(pod *clustercache.PodInfo, object *corev1.Pod, nodes [
 		if p.taken {
 			p.taken = false
 		} else {
-			n.refuse(pod)
+			n.giveUp(pod)
 		}
 	}
-	return !n.Clock.Now().Before(n.refused[refusedKey(pod)])
+	return !n.Clock.Now().Before(n.givenUp[likeness(pod)])
 }
 
-// refusedPods are the pods for which a nomination was refused: all members of a group with equal constraints, or a single pod.
-type refusedPods struct {
+// likePods are the pods that nominations help alike: all members of a group with equal constraints, or a single pod.
+type likePods struct {
 	group       gang.Key
 	constraints unique.Handle[string]
 	uid         gpu.PodUID
 }
 
-func refusedKey(pod *clustercache.PodInfo) refusedPods {
+func likeness(pod *clustercache.PodInfo) likePods {
 	if pod.Member != nil {
-		return refusedPods{group: pod.Member.Gang, constraints: pod.Constraints}
+		return likePods{group: pod.Member.Gang, constraints: pod.Constraints}
 	}
-	return refusedPods{uid: pod.UID}
+	return likePods{uid: pod.UID}
 }
 
-// refuse records that nominations don't help such a pod. The caller holds the lock.
-func (n *Nominator) refuse(pod *clustercache.PodInfo) {
+// giveUp records that nominations don't help such a pod. The caller holds the lock.
+func (n *Nominator) giveUp(pod *clustercache.PodInfo) {
 	now := n.Clock.Now()
-	maps.DeleteFunc(n.refused, func(_ refusedPods, until time.Time) bool { return now.After(until) })
-	n.refused[refusedKey(pod)] = now.Add(queue.KubeSchedulerRetries)
+	maps.DeleteFunc(n.givenUp, func(_ likePods, until time.Time) bool { return now.After(until) })
+	n.givenUp[likeness(pod)] = now.Add(queue.KubeSchedulerRetries)
 	delete(n.requests, pod.UID)
 }
 
@@ -199,11 +199,11 @@ func (n *Nominator) nominateDue(ctx context.Context) {
 	for _, m := range d.members {
 		n.start(func() { n.write(ctx, m.PodInfo, m.node) })
 	}
-	refused := d.refused
+	givenUp := d.givenUp
 	if len(d.singles) > 0 {
-		refused = n.nominate(ctx, d.singles) || refused
+		givenUp = n.nominate(ctx, d.singles) || givenUp
 	}
-	if refused {
+	if givenUp {
 		n.Requeue("")
 	}
 }
@@ -212,8 +212,8 @@ func (n *Nominator) nominateDue(ctx context.Context) {
 type dueRequests struct {
 	singles []*clustercache.PodInfo
 	members []nominatedPod
-	// refused is true if one was given up.
-	refused bool
+	// givenUp is true if one was given up.
+	givenUp bool
 }
 
 // requested returns the pods to nominate if it is time to look through them.
@@ -244,8 +244,8 @@ func (n *Nominator) addDue(d *dueRequests, uids []gpu.PodUID) {
 			delete(n.requests, uid)
 			continue
 		case now.After(r.until), now.Before(n.paused):
-			n.refuse(pod)
-			d.refused = true
+			n.giveUp(pod)
+			d.givenUp = true
 			continue
 		case now.Before(r.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(d.singles) == maxSingles:
 			continue // kube-scheduler removes a nomination to a node that it rejected.
