@@ -33,7 +33,7 @@ func (mgr *Manager) reorder(r *run) {
 		ID: r.key.ItemID(), Label: "group " + r.key.String(), Broken: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
 	}
 	r.failures = 0
-	if r.waits() && mgr.Failures.Any(r.key.Namespace) {
+	if r.phase.waits() && mgr.Failures.Any(r.key.Namespace) {
 		var latest time.Time
 		r.failures, latest = mgr.Failures.Of(mgr.profile(r))
 		if latest.After(r.created) {

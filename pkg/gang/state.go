@@ -52,7 +52,7 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 	if mgr.IllegalMove != nil && !slices.Contains(transitions[r.phase], to) {
 		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v", r.phase, to))
 	}
-	if r.waits() != to.waits() || to == PhaseIncomplete {
+	if r.phase.waits() != to.waits() || to == PhaseIncomplete {
 		r.since = now
 	}
 	if to == PhaseBroken && r.phase != PhasePlanned {
@@ -64,8 +64,6 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 
 // waits reports whether enough members exist in this phase and are not all bound.
 func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning && p != PhaseEvicting }
-
-func (r *run) waits() bool { return r.phase.waits() }
 
 // shownPhase returns the phase as users see it.
 func (r *run) shownPhase() Phase {

@@ -172,7 +172,7 @@ func (p *pass) reserve(item *Item) {
 		p.keep(item, c)
 		return
 	}
-	if p.anyBefore(requests) && p.beforeExceeds(requests) {
+	if p.beforeExceeds(requests) {
 		p.tried[item.Like] = true
 		return
 	}
@@ -260,26 +260,27 @@ func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 	return c
 }
 
-// anyBefore reports whether an item before has a reservation on one of the nodes.
-func (p *pass) anyBefore(requests []ledger.Request) bool {
-	return slices.ContainsFunc(distinct(requests), func(nodes []string) bool { return p.reservedOn(nodes) > 0 })
-}
-
 // beforeExceeds reports whether the items before have reserved too much of the nodes that one of the pods can use.
 func (p *pass) beforeExceeds(requests []ledger.Request) bool {
+	return slices.ContainsFunc(distinct(requests), func(nodes []string) bool {
+		reserved := p.reservedOn(nodes)
+		return reserved > 0 && float64(reserved) >= p.MaxIdle*float64(p.memoryOf(nodes))
+	})
+}
+
+// memoryOf returns the memory of the nodes.
+func (p *pass) memoryOf(nodes []string) gpu.Memory {
 	if p.memory == nil {
 		p.memory = p.Ledger.NodeMemory()
 	}
-	return slices.ContainsFunc(distinct(requests), func(nodes []string) bool {
-		total, known := p.totals[&nodes[0]]
-		if !known {
-			for _, node := range nodes {
-				total = total.Add(p.memory[node])
-			}
-			p.totals[&nodes[0]] = total
+	total, known := p.totals[&nodes[0]]
+	if !known {
+		for _, node := range nodes {
+			total = total.Add(p.memory[node])
 		}
-		return float64(p.reservedOn(nodes)) >= p.MaxIdle*float64(total)
-	})
+		p.totals[&nodes[0]] = total
+	}
+	return total
 }
 
 // reservedOn returns what the items before have on the nodes.
