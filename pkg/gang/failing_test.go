@@ -218,9 +218,9 @@ func TestForeignMembers(t *testing.T) {
 	}
 }
 
-// TestHeldBackMembers: a group whose scheduler has not called the extender yet, since fair sharing holds all of its pods back, gets its
+// TestGatedMembers: a group whose scheduler has not called the extender yet, since fair sharing holds all of its pods back, gets its
 // turn, although another scheduler has called.
-func TestHeldBackMembers(t *testing.T) {
+func TestGatedMembers(t *testing.T) {
 	s := newFixture(t)
 	s.createMany(2, "known", 2, 16, "t")
 	s.createMany(2, "job", 2, 16, "t")

@@ -14,8 +14,8 @@ import (
 
 // FilterResult is the answer to a filter call for a member.
 type FilterResult struct {
-	// AsSingle is true if the pod is to be treated like a pod without a group.
-	AsSingle bool
+	// Alone is true if the pod is placed like a pod without a group.
+	Alone bool
 	// Nodes are the candidate nodes that the member may use, in the order of the candidates.
 	Nodes []string
 	// Reason is why Nodes is empty.
@@ -40,7 +40,7 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 		return FilterResult{Reason: reasons.GroupUnknown}
 	}
 	if m.Cardless {
-		return FilterResult{AsSingle: true}
+		return FilterResult{Alone: true}
 	}
 	if !mgr.leading {
 		return FilterResult{Reason: reasons.GroupStarting}
@@ -48,14 +48,14 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
 	result := mgr.filter(r, m, candidates, mgr.intern(set, all), now)
-	r.parked = r.parked || !result.AsSingle && len(result.Nodes) == 0
+	r.parked = r.parked || !result.Alone && len(result.Nodes) == 0
 	return result
 }
 
 func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, now time.Time) FilterResult {
 	switch {
 	case r.phase == PhaseRunning:
-		return FilterResult{AsSingle: true}
+		return FilterResult{Alone: true}
 	case m.problem() != "":
 		return FilterResult{Reason: mgr.reportProblem(m)}
 	case r.size() == 0:

@@ -202,7 +202,7 @@ type passed struct {
 func (s *fixture) filter(p *pod) passed {
 	result := passed{FilterResult: s.manager.filterAll(p.UID, s.nodes, s.now)}
 	nodes := result.Nodes
-	if result.AsSingle {
+	if result.Alone {
 		nodes = s.fitting(p)
 	}
 	if len(nodes) > 0 {

@@ -335,7 +335,7 @@ func TestPodGroups(t *testing.T) {
 	s.setSize("late", 3)
 	p[2].Controller = "other"
 	s.report(p[2])
-	if !filter(p[2]).AsSingle {
+	if !filter(p[2]).Alone {
 		t.Error("the PodGroup of a running group grew, and a pod of another controller isn't placed alone")
 	}
 	for _, old := range p[:2] {
@@ -351,7 +351,7 @@ func TestPodGroups(t *testing.T) {
 
 	s.create("late", 1, 16, "t") // By annotations, with the same name.
 	twin := s.existing()[len(s.pods)-1]
-	if got := filter(twin); got.AsSingle || len(got.Nodes) != 1 {
+	if got := filter(twin); got.Alone || len(got.Nodes) != 1 {
 		t.Errorf("a group of the other kind with the same name: %+v", got)
 	}
 }
@@ -373,7 +373,7 @@ func TestPodGroupBasic(t *testing.T) {
 	s.report(bound)
 	for restarted := range 2 {
 		for _, p := range pods {
-			if !s.manager.filterAll(p.UID, s.nodes, s.now).AsSingle {
+			if !s.manager.filterAll(p.UID, s.nodes, s.now).Alone {
 				t.Errorf("%s isn't placed alone (restarts: %d)", p.Name, restarted)
 			}
 		}

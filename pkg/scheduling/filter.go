@@ -38,7 +38,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	c := &filterCall{
 		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(),
-		seen: s.requeue.Revision(), alone: s.nominator.OnlyNominated(pod.UID, nodes),
+		seen: s.requeue.Revision(), onlyNominated: s.nominator.OnlyNominated(pod.UID, nodes),
 	}
 	s.findNodes(c)
 	if len(c.Passed) > 0 {
@@ -56,8 +56,8 @@ type filterCall struct {
 	now    time.Time
 	// seen is the revision of the requeuer when the call began.
 	seen uint64
-	// alone is true if the only candidate is the node to which the pod was nominated because it was outside a sample.
-	alone bool
+	// onlyNominated is true if the only candidate is the node to which the pod was nominated because it was outside a sample.
+	onlyNominated bool
 	FilterResult
 	// fitting is the number of nodes that fit.
 	fitting int
@@ -74,7 +74,7 @@ func (s *Scheduler) findNodes(c *filterCall) {
 			s.fitAll(c)
 		}
 	}
-	if len(c.Passed) > 0 || c.alone {
+	if len(c.Passed) > 0 || c.onlyNominated {
 		return
 	}
 	c.elsewhere = s.nominator.Request(c.object, c.Nodes)
@@ -107,7 +107,7 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 // recordPass records that nodes pass.
 func (s *Scheduler) recordPass(c *filterCall) {
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
-	s.requeue.Passed(c.pod.UID, c.alone || len(c.Passed) < c.fitting)
+	s.requeue.Passed(c.pod.UID, c.onlyNominated || len(c.Passed) < c.fitting)
 	s.evictor.Passed(c.pod.UID)
 	s.nominator.Passed(c.pod.UID)
 	if c.Reasons == nil || len(c.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.

@@ -113,7 +113,7 @@ func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, d
 		answer = g.manager.Filter(uid, nodes, g.nominator.Offered(pod, nodes), g.clock.Now())
 		g.act()
 		g.nominator.RequestMember(uid, answer.Outside)
-		if answer.AsSingle {
+		if answer.Alone {
 			return FilterResult{}, false
 		}
 		g.requeue.ForgetRejection(uid) // The manager requeues the pod.
