@@ -1,15 +1,13 @@
 // Package eviction evicts pods, and finds out what an eviction would free. Besides this package only kube-scheduler evicts pods, for a preemption.
 //
-// Pods are evicted for five reasons. The files preemptor.go, reclaim.go and executor.go have the life of the evictions for other pods. For these, the
-// ledger reserves a place until the pod that waits is bound.
+// Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. Evictor finds it (Rejected) and chooses the victims (preemption.Choose). The place is
-//     a nomination in the ledger. If it was of no use (endRounds), the pod pauses.
-//   - For a pod that preempts. kube-scheduler finds it and evicts the victims; Scheduler.Preempt chooses them (preemption.Choose). The place is
-//     a nomination in the ledger. If it was of no use (endRounds), kube-scheduler retries the pod.
-//   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims, and Reclaimer has them evicted. The place is a
-//     hold in the ledger. If it was of no use (in dispatch: endFailedHolds, and recordWaste, called by
-//     charges.go), its tenant's units of that kind pause.
+//   - For a pod that only fragmentation keeps pending. Evictor finds it (Rejected in evictor.go) and chooses the victims (plan.go). The ledger keeps
+//     its place as a nomination. If that was of no use (endFailed in preemptor.go), the pod pauses.
+//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). The ledger keeps
+//     its place as a nomination (preemptions.go). If that was of no use (endFailed in preemptor.go), kube-scheduler tries other nodes.
+//   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
+//     hold. If they were of no use (endFailedHolds and recordWaste in dispatch), its tenant's units of that kind pause.
 //   - For a broken group. Package gang finds it and chooses its bound members, and Members evicts them. No place is kept.
 //   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.

@@ -20,11 +20,11 @@ const (
 	// interval is the minimum time between two rounds of evictions.
 	interval = time.Second
 	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle, and than the watch
-	// usually takes to show what kube-scheduler does then. A round for the pod begins that long after its first rejection at the earliest:
+	// usually takes to show what kube-scheduler does then. Evictions for the pod begin that long after its first rejection at the earliest:
 	// kube-scheduler, which may preempt on other nodes, goes first.
 	cycle = 5 * time.Second
 	// candidatesLife is how long the candidate nodes of a filter call remain valid, because a node can be cordoned later.
-	// Every change that makes a round possible also makes kube-scheduler send a new filter call. It is also the longest pause of a pod for which
+	// Every change that makes evictions possible also makes kube-scheduler send a new filter call. It is also the longest pause of a pod for which
 	// there is no plan.
 	candidatesLife = 30 * time.Second
 	// maxBlocked limits the blocked pods that are remembered, and maxBlockedNodes the nodes of each, which is far above
@@ -42,19 +42,18 @@ const (
 	EventEvicting = "GPUCardEvicting"
 )
 
-// Evictor frees cards for a pod that is pending only because of fragmentation: the node's sum has room for it, but too few
-// cards have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The
-// rules are those of preemption, but no disruption budget is violated.
+// Evictor keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't take
+// the cards, another pod takes them, a victim stays, or the leader's term ends. Mostly kube-scheduler has evicted the victims (see Tried).
 //
-// A round is the freeing of as many cards of a node as one pod needs. They are reserved for the pod as for a nominated one. The victims are
-// evicted by the Executor, or by kube-scheduler (see Tried). A round ends when its pod is bound or deleted, when the pod doesn't take the cards,
-// when another pod takes them, when a victim stays, or when the leader's term ends. The next leader continues with the Executor's rounds.
+// With --evict-fragmented it also finds pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards
+// have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the
+// victims are those of preemption, but no disruption budget is violated. The Executor evicts them, and the next leader continues with its rounds.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
 type Evictor struct {
 	Options
 	executor *Executor
-	// fragmented is true if it evicts pods. Otherwise its rounds only follow kube-scheduler's preemptions.
+	// fragmented is true if pods are evicted for pods that only fragmentation keeps pending.
 	fragmented bool
 	// requeue makes kube-scheduler retry the rejected pods.
 	requeue func()
@@ -64,7 +63,7 @@ type Evictor struct {
 	preemptors map[gpu.PodUID]preemptor
 	// proposals are the last answers to preempt calls, for a cycle.
 	proposals map[gpu.PodUID]proposal
-	// postponed holds the blocked pods that get no round for a while.
+	// postponed holds the blocked pods for which no pods are evicted for a while.
 	postponed queue.Pauses[gpu.PodUID]
 }
 
@@ -75,7 +74,7 @@ type blockedPod struct {
 	nodes []string
 	// nominated is the node of the pod's nomination at the last filter call.
 	nominated string
-	// asked is the time of the last filter call. at is the earliest time of a round.
+	// asked is the time of the last filter call. at is the earliest time of evictions for it.
 	asked, at time.Time
 }
 
@@ -122,7 +121,7 @@ func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string],
 	}
 }
 
-// compare orders pods by descending priority, then by the earliest time of a round, and postponed pods last. The caller holds the lock.
+// compare orders pods by descending priority, then by the earliest time of evictions, and postponed pods last. The caller holds the lock.
 func (e *Evictor) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
 	return cmp.Or(gpu.TrueFirst(e.postponed.Has(b.pod.UID, now), e.postponed.Has(a.pod.UID, now)),
@@ -146,12 +145,12 @@ func (e *Evictor) Passed(uid gpu.PodUID) {
 	delete(e.blocked, uid)
 }
 
-// Run begins rounds as needed until ctx ends.
+// Run evicts pods as needed until ctx ends.
 func (e *Evictor) Run(ctx context.Context) error {
 	return background.Every(ctx, e.Clock, interval, e.Tick)
 }
 
-// Tick performs one step of Run, or ends all rounds if this process isn't the leader.
+// Tick performs one step of Run, or gives up all places if this process isn't the leader.
 func (e *Evictor) Tick(ctx context.Context) {
 	switch {
 	case e.Leading() != nil:
@@ -161,20 +160,20 @@ func (e *Evictor) Tick(ctx context.Context) {
 	}
 }
 
-// resign ends all rounds at the end of a term.
+// resign gives up all places at the end of a term.
 func (e *Evictor) resign() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, r := range e.preemptors {
-		e.endReservation(r.pod)
+	for _, p := range e.preemptors {
+		e.endReservation(p.pod)
 	}
 	e.clear()
 }
 
-// step ends the rounds that are over, and begins at most one.
+// step gives up the places that were of no use, and begins at most one round of evictions.
 func (e *Evictor) step(ctx context.Context) {
 	e.adopt()
-	e.endRounds()
+	e.endFailed()
 	if !e.Cache.BudgetsSynced() {
 		return
 	}
@@ -201,7 +200,7 @@ func (e *Evictor) step(ctx context.Context) {
 	}
 }
 
-// due returns the pods for which a round may begin, in their order.
+// due returns the pods for which others may be evicted, in their order.
 func (e *Evictor) due() []blockedPod {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -208,7 +208,7 @@ func (f *fixture) later(d time.Duration) {
 
 // reserves reports whether a card is reserved for the pending pod by a round.
 func (f *fixture) reserves() bool {
-	return len(f.inRound("uid-pending")()) > 0
+	return len(f.wantedFor("uid-pending")()) > 0
 }
 
 // fitsFor reports whether another pod would find memory on n1.

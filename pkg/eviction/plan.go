@@ -14,7 +14,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// plan is the choice of the pods to evict from cards of a node, and the round in which they are.
+// plan is the choice of the pods to evict from cards of a node, for a preemptor.
 type plan struct {
 	preemptor
 	// where is what the pod is to get.

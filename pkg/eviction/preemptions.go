@@ -14,9 +14,9 @@ import (
 )
 
 // This file follows the preemptions of kube-scheduler, with and without evictions for fragmented pods: while the victims of a preemptor are leaving, its
-// place is kept in a round, and no further victims are proposed.
+// place is kept, and no further victims are proposed.
 
-// proposal is an answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
+// proposal is the answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
 	at      time.Time
 	victims map[string]preemption.Victims
@@ -40,8 +40,8 @@ func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 
 // Repeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named there
 // and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for an end
-// that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so a
-// round begins, which keeps the place.
+// that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so the
+// place is kept here.
 func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -56,11 +56,11 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 		}) {
 			continue
 		}
-		r, known := e.preemptors[pod.UID]
+		p, known := e.preemptors[pod.UID]
 		switch {
-		case known && (r.node == node || r.evicting()): // The Executor goes on with its round.
-			r.awaited = true
-			e.preemptors[pod.UID] = r
+		case known && (p.node == node || p.evicting()): // The Executor goes on with its round.
+			p.awaited = true
+			e.preemptors[pod.UID] = p
 		case e.isPending(pod):
 			e.reserve(preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
 		default:
@@ -75,7 +75,7 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 // before filter reads the ledger.
 //
 // kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
-// it, kube-scheduler preempts on another node, or clears the nomination. Therefore a round begins, with the victims that are still leaving. If
+// it, kube-scheduler preempts on another node, or clears the nomination. Therefore the place is kept here, with the victims that are still leaving. If
 // the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
 //
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
@@ -84,22 +84,22 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, known := e.preemptors[pod.UID]
+	p, known := e.preemptors[pod.UID]
 	if nominated == "" && !known {
 		nominated = cmp.Or(e.onlyProposed(pod.UID, nodes), e.seenEnd(pod, nodes))
 	}
-	if nominated != "" && (!known || nominated != r.nominated) {
-		// A round that is known is about another node.
+	if nominated != "" && (!known || nominated != p.nominated) {
+		// The place that is known is on another node.
 		known = false
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		r = preemptor{pod: pod, node: node, nominated: node}
+		p = preemptor{pod: pod, node: node, nominated: node}
 	}
-	if r.evicting() || !slices.Contains(nodes, r.node) {
+	if p.evicting() || !slices.Contains(nodes, p.node) {
 		return
 	}
-	if victims := e.leavingFor(pod, r.node); len(victims) > 0 && (known || e.isPending(pod)) {
-		r.victims, r.own, r.freedAt, r.offered = victims, false, time.Time{}, at
-		e.reserve(r)
+	if victims := e.leavingFor(pod, p.node); len(victims) > 0 && (known || e.isPending(pod)) {
+		p.victims, p.own, p.freedAt, p.offered = victims, false, time.Time{}, at
+		e.reserve(p)
 	}
 }
 
@@ -158,12 +158,12 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 func (e *Evictor) TryWait(uid gpu.PodUID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r, ok := e.preemptors[uid]
+	p, ok := e.preemptors[uid]
 	if !ok {
 		return false
 	}
-	awaits := e.Clock.Since(r.offered) < cycle || r.evicting() && e.slowest(r) != gone
-	r.offered, r.awaited = time.Time{}, r.awaited || awaits
-	e.preemptors[uid] = r
+	awaits := e.Clock.Since(p.offered) < cycle || p.evicting() && e.slowest(p) != gone
+	p.offered, p.awaited = time.Time{}, p.awaited || awaits
+	e.preemptors[uid] = p
 	return awaits
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// preemptor is a pod for which cards are freed. A nomination that is reserved in the ledger keeps them for the pod until the round ends.
+// preemptor is a pod for which cards are freed. A nomination that is reserved in the ledger keeps this place for the pod until the end of the preemptor.
 //
-// It begins when victims are chosen for the Executor (begin) or a former leader's round is continued (adopt), when filter is called with the node while
+// It begins when victims are chosen for the Executor (begin) or those of a former leader's round still run (adopt), when filter is called with the node while
 // victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for the end of its
 // victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type preemptor struct {
@@ -31,10 +31,10 @@ type preemptor struct {
 	offered time.Time
 	// freedAt is when all victims were gone; zero before.
 	freedAt time.Time
-	// nominated is the node of the pod's nomination when the round began. It is node itself if kube-scheduler evicted the victims, else no
+	// nominated is the node of the pod's nomination when the preemptor began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// awaited is true if TryWait has made kube-scheduler propose no other victims. Then the pod is requeued if the round fails.
+	// awaited is true if TryWait has made kube-scheduler propose no other victims. Then the pod is requeued at the end.
 	awaited bool
 }
 
@@ -42,7 +42,7 @@ type preemptor struct {
 func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
 // begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
-// not try another pod: a round is in progress, or the API server doesn't answer.
+// not try another pod: evictions have begun, or the API server doesn't answer.
 func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
@@ -89,18 +89,18 @@ func (e *Evictor) evict(ctx context.Context, plan plan) (begun bool, err error) 
 	if err := e.executor.Check(ctx, plan.evictions.Victims); err != nil {
 		return false, err
 	}
-	_, until, err := e.executor.Evict(ctx, plan.evictions, e.inRound(plan.pod.UID))
+	_, until, err := e.executor.Evict(ctx, plan.evictions, e.wantedFor(plan.pod.UID))
 	return !until.IsZero(), err
 }
 
-// reserve begins a round: its place is kept. The caller holds the lock.
+// reserve begins or updates a preemptor: its place is kept. The caller holds the lock.
 func (e *Evictor) reserve(p preemptor) {
 	e.preemptors[p.pod.UID] = p
 	e.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
-// inRound returns a function that returns the pod while a round for it is in progress.
-func (e *Evictor) inRound(uid gpu.PodUID) Wanted {
+// wantedFor returns a function that returns the pod as long as its place is kept.
+func (e *Evictor) wantedFor(uid gpu.PodUID) Wanted {
 	return func() map[gpu.PodUID]bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -130,12 +130,12 @@ func (e *Evictor) adopt() {
 			e.mu.Lock()
 			e.reserve(p)
 			e.mu.Unlock()
-			e.executor.Continue(inherited, e.inRound(w.UID))
+			e.executor.Continue(inherited, e.wantedFor(w.UID))
 		}
 	}
 }
 
-// cancel ends a round in which no pod was evicted.
+// cancel ends a preemptor for which no pod was evicted.
 func (e *Evictor) cancel(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -145,7 +145,7 @@ func (e *Evictor) cancel(uid gpu.PodUID) {
 }
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
-// have nominated the pod to another node since. A nomination that is newer than the round takes precedence.
+// have nominated the pod to another node since. A nomination that is newer than the preemptor takes precedence.
 func (e *Evictor) Renew(pod gpu.Pod, nominated string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -154,12 +154,12 @@ func (e *Evictor) Renew(pod gpu.Pod, nominated string) bool {
 		return false
 	}
 	p.pod = pod
-	e.reserve(p) // Under the lock, so that the end of the round removes it later.
+	e.reserve(p) // Under the lock, so that the end of the preemptor removes it later.
 	return true
 }
 
-// endRounds ends the rounds that have failed.
-func (e *Evictor) endRounds() {
+// endFailed ends the preemptors whose places were of no use.
+func (e *Evictor) endFailed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
@@ -176,7 +176,7 @@ func (e *Evictor) endRounds() {
 	}
 }
 
-// end ends a round that has failed, and begins a pause of its pod. If kube-scheduler has proposed no victims because of the round, it must retry the
+// end ends a preemptor that has failed, and begins a pause of its pod. If kube-scheduler has evicted no other pods because of it, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
 func (e *Evictor) end(p preemptor, pause time.Duration) {
 	delete(e.preemptors, p.pod.UID)
@@ -187,7 +187,7 @@ func (e *Evictor) end(p preemptor, pause time.Duration) {
 	}
 }
 
-// failed returns the minimum pause of the pod if the round has failed, zero if it continues.
+// failed returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
 func (e *Evictor) failed(p preemptor, slowest phase, now time.Time) time.Duration {
 	freed := !p.freedAt.IsZero()
 	switch {
@@ -196,7 +196,7 @@ func (e *Evictor) failed(p preemptor, slowest phase, now time.Time) time.Duratio
 	case !freed && slowest == running:
 		return queue.Retry // The eviction failed, or was not made.
 	case freed && !e.fits(p.pod, p.node):
-		return queue.Retry // Another pod has taken the card, usually one of higher priority. The round's pod isn't at fault.
+		return queue.Retry // Another pod has taken the card, usually one of higher priority. The preemptor isn't at fault.
 	case freed && now.Sub(p.freedAt) > queue.Arrival:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
@@ -224,7 +224,7 @@ const (
 	gone
 )
 
-// slowest returns the lowest phase of the victims of a round. Those that the Executor or kube-scheduler is about to evict are departing. The caller
+// slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The caller
 // holds the lock.
 func (e *Evictor) slowest(p preemptor) phase {
 	slowest := gone
