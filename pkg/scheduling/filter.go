@@ -144,15 +144,9 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 	if s.fair == nil {
 		return false
 	}
-	s.ledger.Check(withoutAllocation(pod), nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	pod.UID = "" // The ledger has no allocation and no reservation for this UID. So other nodes can fit, and the place counts as used.
+	s.ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
-}
-
-// withoutAllocation returns a pod with the same request, for which the ledger has no allocation and no reservation, because it finds these by UID. So
-// other nodes than that of the pod's place can fit, and the place counts as used.
-func withoutAllocation(pod gpu.Pod) gpu.Pod {
-	pod.UID = ""
-	return pod
 }
 
 // fit checks the pod against each node. It returns either all nodes that fit and the reasons of the others, or only the best

@@ -305,18 +305,6 @@ func (g *groups) PodGroupDeleted(namespace, name string) {
 	g.manager.RemovePodGroup(gang.Key{Namespace: namespace, Name: name, Native: true}, g.clock.Now())
 }
 
-// states returns the number of runs in each phase; nil if gangs are off.
-func (g *groups) states() map[string]int {
-	if g.Hold == 0 {
-		return nil
-	}
-	states := map[string]int{}
-	for phase, n := range g.manager.Phases() {
-		states[phase.String()] = n
-	}
-	return states
-}
-
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
 func (g *groups) run(ctx context.Context) error {
 	defer func() { g.manager.StopLeading(g.clock.Now()) }()

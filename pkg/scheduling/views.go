@@ -66,8 +66,17 @@ func (s *Scheduler) InvalidNamespaces() int {
 	return s.fair.problems.count()
 }
 
-// GangStates returns the number of runs of gangs in each phase.
-func (s *Scheduler) GangStates() map[string]int { return s.groups.states() }
+// GangStates returns the number of runs of gangs in each phase; nil if gangs are off.
+func (s *Scheduler) GangStates() map[string]int {
+	if s.Gangs.Hold == 0 {
+		return nil
+	}
+	states := map[string]int{}
+	for phase, n := range s.groups.manager.Phases() {
+		states[phase.String()] = n
+	}
+	return states
+}
 
 // WatchVersions returns the resource version that each watch has reached, by resource.
 func (s *Scheduler) WatchVersions() map[string]uint64 { return s.cache.WatchVersions() }
