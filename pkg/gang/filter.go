@@ -217,20 +217,13 @@ func (mgr *Manager) learnScheduler(name string, now time.Time) {
 	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
 		for _, r := range slices.Clone(mgr.groups[key].runs) {
 			for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign || m.counted == pending }) {
-				mgr.recount(m, now)
+				if mgr.countAs(m) != m.counted {
+					in := m.run // It may have moved to another run meanwhile.
+					mgr.recount(m, func() {})
+					mgr.changed(in, m, now)
+				}
 			}
 		}
-	}
-}
-
-// recount updates what a member counts as. It may have moved to another run meanwhile.
-func (mgr *Manager) recount(m *member, now time.Time) {
-	r := m.run
-	if as := mgr.countAs(m); as != m.counted {
-		r.add(m, -1)
-		m.counted = as
-		r.add(m, 1)
-		mgr.changed(r, m, now)
 	}
 }
 

@@ -250,10 +250,7 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	}
 	relevant := relevantChange(&m.Member, &next)
 	found := m.Node == "" && next.Node != ""
-	r.add(m, -1)
-	m.Member = next
-	m.counted = mgr.countAs(m)
-	r.add(m, 1)
+	mgr.recount(m, func() { m.Member = next })
 	if found && r.id == "" && r.phase != PhaseRunning {
 		r.id = m.Run
 	}

@@ -86,10 +86,7 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 	}
 	for _, r := range g.runs {
 		for _, m := range r.members {
-			r.add(m, -1)
-			m.groupProblem = mgr.resolve(&m.Member)
-			m.counted = mgr.countAs(m)
-			r.add(m, 1)
+			mgr.recount(m, func() { m.groupProblem = mgr.resolve(&m.Member) })
 		}
 	}
 	for _, r := range slices.Clone(g.runs) {

@@ -33,8 +33,8 @@ type Report struct {
 	// if all memory is free; empty if there are none.
 	Reason  reasons.Group
 	Problem string
-	// Waits is since when members wait, see Status.Since. Since is the same, else when the run began to run or to be evicted; zero if unknown.
-	Waits, Since time.Time
+	// WaitsSince is since when members wait, see Status.Since. Since is the same, else when the run began to run or to be evicted; zero if unknown.
+	WaitsSince, Since time.Time
 }
 
 // NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete, pending,
@@ -70,10 +70,10 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 }
 
 func (r *run) report() Report {
-	waits := r.needed().since
+	waitsSince := r.needed().since
 	report := Report{
 		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
-		Waits: waits, Since: cmp.Or(waits, r.since),
+		WaitsSince: waitsSince, Since: cmp.Or(waitsSince, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
 	for _, m := range r.ordered() {

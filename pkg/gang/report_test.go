@@ -41,18 +41,18 @@ func TestReports(t *testing.T) {
 	mgr.filterAll("planneda", []string{"n"}, later)
 	mgr.filterAll("plannedb", []string{"n"}, later)
 	report := func(group string, r Report) Report {
-		r.Group, r.Since = Key{Namespace: "ns", Name: group}, stdcmp.Or(r.Since, r.Waits)
+		r.Group, r.Since = Key{Namespace: "ns", Name: group}, stdcmp.Or(r.Since, r.WaitsSince)
 		return r
 	}
 	want := []Report{
-		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), Waits: begin.Add(2 * time.Second)}),
+		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), WaitsSince: begin.Add(2 * time.Second)}),
 		report("cardless", Report{Cardless: 2, Reason: reasons.GroupCardless(2)}),
 		report("ended", Report{ID: "1", Phase: PhaseRunning, Succeeded: 1, Since: begin}),
-		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), Waits: begin}),
-		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupIncomplete(1, 4).Ineligible(1, "b"), Problem: "its size is no number", Waits: begin}),
-		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupArriving(0, 2), Waits: begin}),
+		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), WaitsSince: begin}),
+		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupIncomplete(1, 4).Ineligible(1, "b"), Problem: "its size is no number", WaitsSince: begin}),
+		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupArriving(0, 2), WaitsSince: begin}),
 		report("running", Report{ID: "1", Phase: PhaseRunning, Size: 1, Counted: 1, Bound: []string{"a"}, Memory: 8, Since: begin}),
-		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 2), Waits: begin}),
+		report("running", Report{Size: 2, Counted: 1, Pending: []string{"b"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 2), WaitsSince: begin}),
 	}
 	got, leads := mgr.Reports()
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || !leads {

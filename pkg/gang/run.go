@@ -73,6 +73,14 @@ func (r *run) add(m *member, n int) {
 	r.needs = nil
 }
 
+// recount makes a change of a member, and updates what the member counts as in its run.
+func (mgr *Manager) recount(m *member, change func()) {
+	m.run.add(m, -1)
+	change()
+	m.counted = mgr.countAs(m)
+	m.run.add(m, 1)
+}
+
 // phaseWithoutPlan returns the phase of the run if it has no plan and isn't running.
 func (r *run) phaseWithoutPlan() Phase {
 	switch {

@@ -32,13 +32,13 @@ func TestSnapshot(t *testing.T) {
 	}, now).Reports()
 	want := []Report{
 		{
-			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"g"}, Memory: 2, Waits: now, Since: now,
+			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"g"}, Memory: 2, WaitsSince: now, Since: now,
 			Reason: reasons.GroupBroken(1, 2),
 		},
 		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Counted: 2, Bound: []string{"b", "a"}, Memory: 2, Since: now},
 		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Counted: 2, Succeeded: 1, Bound: []string{"d"}, Memory: 1, Since: now},
 		{
-			Group: train, Phase: PhaseIncomplete, Size: 2, Counted: 1, Pending: []string{"f"}, Memory: 1, Waits: now, Since: now,
+			Group: train, Phase: PhaseIncomplete, Size: 2, Counted: 1, Pending: []string{"f"}, Memory: 1, WaitsSince: now, Since: now,
 			Reason: reasons.GroupIncomplete(1, 2),
 		},
 	}

@@ -244,7 +244,7 @@ func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now ti
 			case m.GatedOtherwise:
 				reason = run.reason(reasons.Group{})
 			}
-			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.Waits}
+			waits[types.UID(m.UID)] = &diagnosis.GroupWait{Group: run.Group.String(), Native: run.Group.Native, Reason: reason, Since: run.WaitsSince}
 		}
 	}
 	return waits

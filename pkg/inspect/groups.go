@@ -110,7 +110,7 @@ func BuildGroups(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now t
 		if group.Name == "" {
 			group.Pods = run.podNames()
 		}
-		if since := run.Waits; !since.IsZero() {
+		if since := run.WaitsSince; !since.IsZero() {
 			group.Since = &since
 		}
 		out.Groups = append(out.Groups, group)
