@@ -145,7 +145,8 @@ func TestTurnAndPlaces(t *testing.T) {
 	}
 }
 
-// TestGrantedAfterFailures: a group to which fair sharing has granted places, as reclaim does after evictions, uses them although others of its namespace failed.
+// TestGrantedAfterFailures: a group to which fair sharing has granted places, as reclaim does after evictions, uses them although others of its
+// namespace failed.
 func TestGrantedAfterFailures(t *testing.T) {
 	for _, granted := range []bool{false, true} {
 		s := newFixture(t)

@@ -149,8 +149,8 @@ func (mgr *Manager) TakeEffects() Effects {
 	return out
 }
 
-// StartLeading is called while this process is the leader, before Tick. When it becomes the leader, it divides the members into runs, from what the API
-// server knows of them alone. It is unknown which pods another replica rejected, so all of them count as rejected.
+// StartLeading is called while this process is the leader, before Tick. When it becomes the leader, it divides the members into runs, from what the
+// API server knows of them alone. It is unknown which pods another replica rejected, so all of them count as rejected.
 func (mgr *Manager) StartLeading(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// needs are the members that a run must place, and what their plan depends on. They are computed when they are needed (needed), shape and the requests
-// still later (profile, build), and again after a change of a member (run.add). The requests also depend on the candidate nodes (offer, fail).
+// needs are the members that a run must place, and what their plan depends on. They are computed on demand (needed; profile and build for shape and
+// requests), and again after a change of a member (run.add). The requests also depend on the candidate nodes (offer, fail).
 type needs struct {
 	// members are the oldest pending ones.
 	members    []*member
@@ -67,9 +67,9 @@ func (r *run) needed() *needs {
 	return n
 }
 
-// completeController returns the controller that was the first to have all members that the run needs: so it stays the same when others have theirs. If
-// two jobs have the same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and whether
-// several have members that can be placed.
+// completeController returns the controller that was the first to have all members that the run needs: so it stays the same when others have theirs.
+// If two jobs have the same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and
+// whether several have members that can be placed.
 func (r *run) completeController() (controller string, several bool) {
 	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
 		return "", false
@@ -113,8 +113,8 @@ func (n *needs) allOffered(r *run) bool {
 	})
 }
 
-// build sets the requests of what the run needs. Large requests, and those with few candidate nodes, come first, because they fit fewer places. Members with the
-// same candidate nodes follow each other, so that the ledger ranks these nodes once.
+// build sets the requests of what the run needs. Large requests, and those with few candidate nodes, come first, because they fit fewer places.
+// Members with the same candidate nodes follow each other, so that the ledger ranks these nodes once.
 func (mgr *Manager) build(r *run, n *needs) {
 	if n.requests != nil {
 		return

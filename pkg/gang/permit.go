@@ -230,8 +230,8 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit, now time.Time) 
 	return true
 }
 
-// Bound records that a bind whose permit was granted has bound the pod to the node. If the pod isn't in the run of the permit any more, what the watch
-// reports counts.
+// Bound records that a bind whose permit was granted has bound the pod to the node. If the pod isn't in the run of the permit any more, what the
+// watch reports counts.
 func (mgr *Manager) Bound(uid gpu.PodUID, node string, permit *Permit, now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()

@@ -223,8 +223,8 @@ func TestLikeGroupsElsewhere(t *testing.T) {
 	}
 }
 
-// TestAlikeBehindStuck: of two groups that are alike, kube-scheduler makes no calls for the first any more, because of its volumes. So the second has the
-// awaited reservation. Once the cards are free it is planned after the first one's patience, before its own reservation is late.
+// TestAlikeBehindStuck: of two groups that are alike, kube-scheduler makes no calls for the first any more, because of its volumes. So the second has
+// the awaited reservation. Once the cards are free it is planned after the first one's patience, before its own reservation is late.
 func TestAlikeBehindStuck(t *testing.T) {
 	s := newFixture(t)
 	s.reserve()

@@ -37,8 +37,8 @@ type Report struct {
 	WaitsSince, Since time.Time
 }
 
-// NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete, pending,
-// running and broken. Members that ask for no cards belong to no run.
+// NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete,
+// pending, running and broken. Members that ask for no cards belong to no run.
 func NewSnapshot(members []Member, now time.Time) *Manager {
 	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
 	for i := range members {

@@ -23,8 +23,9 @@ import (
 //   - Another run of whole cards (obstacle): GroupOlderFirst.
 //   - Room (reserve): GroupNoRoom. If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
-//     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Reserver.Pass). Of the cards
-//     in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all are free.
+//     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Reserver.Pass). Of the
+//     cards in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all
+//     are free.
 
 const (
 	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other

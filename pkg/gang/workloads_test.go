@@ -164,8 +164,8 @@ func TestTwoJobsOneIsLate(t *testing.T) {
 	c.wantBound("second job", second, 0)
 }
 
-// The first pods of a job are older than those of another one of the same group name, which has all of its pods first: fair sharing still starts that one
-// when the first job has all of its pods too. Pods may have been evicted for it meanwhile.
+// The first pods of a job are older than those of another one of the same group name, which has all of its pods first: fair sharing still starts that
+// one when the first job has all of its pods too. Pods may have been evicted for it meanwhile.
 func TestTwoJobsFirstComplete(t *testing.T) {
 	c := controllers{newFixture(t)}
 	c.add(2, "train", 4, "job-1")

@@ -38,7 +38,7 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
 //     larger than one that has arrived since are placed without this delay.
 //   - A shape that has failed waits twice as long for this as one that hasn't. In between the latter can get an awaited reservation, and keeps it
-//     whatever other shapes fail meanwhile. Otherwise pods that are never bound would end it each time, and larger items would never get their memory.
+//     whatever other shapes fail meanwhile. Otherwise pods that are never bound would end it each time, and larger items would get no memory.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
 // another item, or with a card or node, is no failure.

@@ -45,8 +45,8 @@ type Options struct {
 // Reserver makes the awaited reservations. It isn't safe for concurrent use.
 //
 // The first item that waits for some nodes always gets one. Others do while the items before them have little: see Options.MaxIdle. A choice of
-// cards lasts as long as the item had waited when it was made, MaxAge at most. It isn't made again as soon as other cards look better: where some card always has
-// just been refilled, a choice of the youngest pods would change for ever, and no card would become free.
+// cards lasts as long as the item had waited when it was made, MaxAge at most. It isn't made again as soon as other cards look better: where some
+// card always has just been refilled, a choice of the youngest pods would change for ever, and no card would become free.
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
 // others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.

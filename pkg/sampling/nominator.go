@@ -385,9 +385,9 @@ func (n *Nominator) dropUnseen() {
 	}
 }
 
-// expired returns the pods whose nomination is to be removed, because memory is reserved for the pod meanwhile: kube-scheduler removes a nomination if
-// the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not retry the pod for a long time.
-// While pods leave the node, kube-scheduler may have nominated the pod there for a preemption. A removal that fails is tried again.
+// expired returns the pods whose nomination is to be removed, because memory is reserved for the pod meanwhile: kube-scheduler removes a nomination
+// if the pod fits nowhere and may preempt (k8s.io/kubernetes pkg/scheduler/framework/preemption, Preempt), but it may not retry the pod for a long
+// time. While pods leave the node, kube-scheduler may have nominated the pod there for a preemption. A removal that fails is tried again.
 func (n *Nominator) expired() (pods []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -152,8 +152,8 @@ func TestRDMA(t *testing.T) {
 	})
 }
 
-// TestRDMAAfterPlan: a group's plan has reserved a card for a pod without the label, which gets it before kube-scheduler first tries the pod. The card
-// isn't near an adapter, so the pod is bound to the one that is.
+// TestRDMAAfterPlan: a group's plan has reserved a card for a pod without the label, which gets it before kube-scheduler first tries the pod. The
+// card isn't near an adapter, so the pod is bound to the one that is.
 func TestRDMAAfterPlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := fake.Pod("p", 8, fake.RDMA("required"))

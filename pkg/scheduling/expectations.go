@@ -102,8 +102,8 @@ func (e *expectations) run(ctx context.Context) error {
 	return background.Every(ctx, e.clock, minCostly, e.expectIfDue)
 }
 
-// expectIfDue makes a new outlook if pods have come or nodes have changed since the latest one, and each maxCostly. A standby places no pod, and makes
-// only the latter.
+// expectIfDue makes a new outlook if pods have come or nodes have changed since the latest one, and each maxCostly. A standby places no pod, and
+// makes only the latter.
 func (e *expectations) expectIfDue(context.Context) {
 	if now := e.clock.Now(); now.Sub(e.made) >= maxCostly || e.changed.Load() && e.leading() == nil {
 		e.changed.Store(false)

@@ -221,8 +221,8 @@ func (g *groups) outcome(requested *gang.Permit) (permit, error) {
 
 // end ends a bind's claim, and records the outcome of a permitted bind. err is nil if the pod is bound.
 //
-// Otherwise end gives up the plan's reservation, while the claim lasts: as soon as the manager learns that the bind has failed, a new plan can reserve
-// another place for the pod. If no write of the pod is open then, the bind has failed.
+// Otherwise end gives up the plan's reservation, while the claim lasts: as soon as the manager learns that the bind has failed, a new plan can
+// reserve another place for the pod. If no write of the pod is open then, the bind has failed.
 func (g *groups) end(claim *binding.Claim, uid gpu.PodUID, node string, p permit, err error) {
 	if p.gang != nil && err != nil {
 		claim.Abandon()

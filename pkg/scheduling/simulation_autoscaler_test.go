@@ -60,8 +60,8 @@ func (a *autoscaler) scan() {
 	a.removeEmpty(a.addNeeded())
 }
 
-// addNeeded adds as few nodes as it takes for the unschedulable pods. It returns the nodes that have pods, or on which such pods fit: cluster-autoscaler
-// counts these there (core/podlistprocessor, filter_out_schedulable.go).
+// addNeeded adds as few nodes as it takes for the unschedulable pods. It returns the nodes that have pods, or on which such pods fit:
+// cluster-autoscaler counts these there (core/podlistprocessor, filter_out_schedulable.go).
 func (a *autoscaler) addNeeded() (used map[string]bool) {
 	used = map[string]bool{}
 	var bins []*schedNode

@@ -68,8 +68,8 @@ func (s *podSet) deleteAll() {
 	}
 }
 
-// remove deletes n of the active pods, and returns them: first those that aren't bound, then those that aren't ready, then the youngest, as controllers do
-// (k8s.io/kubernetes pkg/controller/controller_utils.go, ActivePods).
+// remove deletes n of the active pods, and returns them: first those that aren't bound, then those that aren't ready, then the youngest, as
+// controllers do (k8s.io/kubernetes pkg/controller/controller_utils.go, ActivePods).
 func (s *podSet) remove(n int) []*apiPod {
 	pods := s.active()
 	rank := func(p *apiPod) int {

@@ -468,8 +468,8 @@ func (l *liveness) checkEvictions(usable bool) {
 // shows only once its gate is open.
 func (p *apiPod) cantStart() bool { return p.hidden() || p.scheduler == absentScheduler }
 
-// otherRan reports whether another run of the group for which the eviction was made has been bound whole since. Two jobs can have the same group: then the
-// evictions are for the run that is complete, and an earlier one can become complete meanwhile.
+// otherRan reports whether another run of the group for which the eviction was made has been bound whole since. Two jobs can have the same group:
+// then the evictions are for the run that is complete, and an earlier one can become complete meanwhile.
 func (l *liveness) otherRan(e *evictionFor) bool {
 	since := func(p *apiPod) bool { return p.group == e.pod.group && p.tenant == e.pod.tenant && p.boundAt > e.at }
 	return e.pod.group != "" && slices.ContainsFunc(l.order, func(i *item) bool { return i.ran && i.entered == 0 && slices.ContainsFunc(i.pods, since) })

@@ -19,8 +19,9 @@ type overload struct {
 	longest time.Duration
 }
 
-// TestSteadyOverload: once the shares are even, at most ten pods of a tenant are evicted in a day, each for a pod that then runs, and no tenant is below
-// its share for longer than docs/design.md says. A short test takes an eighth of a day, and compares only the evictions of all tenants together.
+// TestSteadyOverload: once the shares are even, at most ten pods of a tenant are evicted in a day, each for a pod that then runs, and no tenant is
+// below its share for longer than docs/design.md says. A short test takes an eighth of a day, and compares only the evictions of all tenants
+// together.
 func TestSteadyOverload(t *testing.T) {
 	const settled, day, most = 3 * time.Hour, 24 * time.Hour, 10
 	long := os.Getenv("GPUSHARE_TEST_LONG") != ""
