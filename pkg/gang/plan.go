@@ -122,7 +122,7 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 }
 
 // reserve reserves memory for the requests, or returns nil if there is no room. The places that fair sharing has granted to the members are used if
-// their nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way, from the last, and as few as needed.
+// their nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way, the last first, as few as needed.
 func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Time) []ledger.Place {
 	if len(n.requests) == 0 {
 		return []ledger.Place{}
