@@ -11,5 +11,5 @@ if [ -n "${KUBERNETES:-}" ]; then
   hack/kube/build.sh "$KUBERNETES" kubelet
   export GPUSHARE_TEST_KUBERNETES=$KUBERNETES
 fi
-# The tests wait for most of their time: alone, each uses a fifth of two cores or less.
-go test -count=1 -v -parallel 4 -timeout 30m "$@" ./test/nodee2e
+# The tests wait for most of their time: alone, each uses a sixth of two cores.
+go test -count=1 -v -parallel 5 -timeout 30m "$@" ./test/nodee2e
