@@ -90,7 +90,8 @@ const matchedPerStep, parsedPerStep = 16, 2
 // parse parses the selectors of a namespace's budgets, and numbers the budgets.
 func (b *budgets) parse(objects []*policyv1.PodDisruptionBudget) (found namespaceBudgets) {
 	for _, object := range objects {
-		if found.size += selectorOverhead + object.Spec.Selector.Size(); found.size > maxSelectors {
+		found.size += selectorOverhead + object.Spec.Selector.Size()
+		if found.size > maxSelectors {
 			b.work.Spend(maxSelectors / parsedPerStep)
 			return namespaceBudgets{unknown: true}
 		}

@@ -297,13 +297,15 @@ func (x *Executor) evictLeft(ctx context.Context, ex *execution) (evicted []gpu.
 	}
 	if !begun && len(left) > 0 {
 		first := &left[0]
-		if err = evict(*first, first.Pods[0].pod()); err != nil && !errors.Is(err, errEvictionLost) {
+		err = evict(*first, first.Pods[0].pod())
+		if err != nil && !errors.Is(err, errEvictionLost) {
 			x.end(ex)
 			return evicted, err
 		}
 		first.Pods = first.Pods[1:]
 	}
-	if others := x.forEach(left, evict); err == nil {
+	others := x.forEach(left, evict)
+	if err == nil {
 		err = others
 	}
 	x.mu.Lock()
@@ -472,7 +474,8 @@ func (x *Executor) inspect(ex *execution) {
 	for _, v := range ex.Victims {
 		for _, pod := range v.Pods {
 			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
-			if known = known && info.UID == pod.UID; known && !info.Leaving && !info.Ended {
+			known = known && info.UID == pod.UID
+			if known && !info.Leaving && !info.Ended {
 				continue
 			}
 			ex.left[pod.UID] = false

@@ -103,7 +103,8 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
 	for range maxReclaimPlans {
-		if plan, ok = reclaim.Choose(need, r.cluster(need)); !ok {
+		plan, ok = reclaim.Choose(need, r.cluster(need))
+		if !ok {
 			return plan, false, err // A refusal after which there is no further plan; nil if there was none.
 		}
 		excluded, failed := r.excluded(ctx, plan)
@@ -119,7 +120,8 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 			}
 			continue
 		}
-		if err = r.executor.Check(ctx, victims(plan)); err == nil {
+		err = r.executor.Check(ctx, victims(plan))
+		if err == nil {
 			return plan, true, nil
 		} else if !answered(err) {
 			return plan, false, err

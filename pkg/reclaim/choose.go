@@ -127,7 +127,8 @@ func (t *trial) may(v int) bool {
 			if uses == nil {
 				uses = map[int]int{}
 			}
-			if uses[budget]++; uses[budget] > t.allowed[budget] {
+			uses[budget]++
+			if uses[budget] > t.allowed[budget] {
 				return false
 			}
 		}

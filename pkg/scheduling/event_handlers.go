@@ -59,7 +59,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.binder.PodBound(pod)
 		h.notPending(pod.UID)
 	case pod.Request == 0:
-	case h.evictor.Renew(pod.Pod, pod.NominatedNode): // The ledger has the nomination of the round.
+	case h.evictor.Renew(pod.Pod, pod.NominatedNode): // The ledger keeps its place as a nomination.
 	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.Keeps(pod):
