@@ -2,8 +2,8 @@
 //
 // Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. Evictor finds it (Rejected in evictor.go) and chooses the victims (plan.go). The ledger keeps
-//     its place as a nomination. If that was of no use (endFailed in preemptor.go), the pod pauses.
+//   - For a pod that only fragmentation keeps pending. Preemptors finds it (Rejected in evictor.go) and chooses the victims (plan.go).
+//     The ledger keeps its place as a nomination. If that was of no use (endFailed in preemptor.go), the pod pauses.
 //   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). The ledger keeps
 //     its place as a nomination (preemptions.go). If that was of no use (endFailed in preemptor.go), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
@@ -12,7 +12,7 @@
 //   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.
 //
-// Executor makes the evictions of Evictor and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
+// Executor makes the evictions of Preemptors and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
 // them would be granted. Survey collects the input for package preemption.
 package eviction
 
@@ -80,7 +80,7 @@ type Observer interface {
 // Options configure an Executor, Members and Overusers.
 type Options struct {
 	API API
-	// Ledger is used by an Evictor and a Reclaimer, Cache also by an Executor.
+	// Ledger is used by Preemptors and a Reclaimer, Cache also by an Executor.
 	Ledger   *ledger.Ledger
 	Cache    Cache
 	Recorder record.EventRecorder

@@ -42,15 +42,15 @@ const (
 	EventEvicting = "GPUCardEvicting"
 )
 
-// Evictor keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't take
-// the cards, another pod takes them, a victim stays, or the leader's term ends. Mostly kube-scheduler has evicted the victims (see Tried).
+// Preemptors keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
+// take the cards, another pod takes them, a victim stays, or the leader's term ends. Mostly kube-scheduler has evicted the victims (see Tried).
 //
 // With --evict-fragmented it also finds pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards
 // have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the
 // victims are those of preemption, but no disruption budget is violated. The Executor evicts them, and the next leader continues with its rounds.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
-type Evictor struct {
+type Preemptors struct {
 	Options
 	executor *Executor
 	// fragmented is true if pods are evicted for pods that only fragmentation keeps pending.
@@ -78,23 +78,23 @@ type blockedPod struct {
 	asked, at time.Time
 }
 
-// NewEvictor returns an Evictor, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected pods; it
-// must return at once. The Evictor evicts nothing before Run.
-func NewEvictor(x *Executor, fragmented bool, requeue func()) *Evictor {
-	e := &Evictor{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
+// NewPreemptors returns Preemptors, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected
+// pods; it must return at once. Preemptors evicts nothing before Run.
+func NewPreemptors(x *Executor, fragmented bool, requeue func()) *Preemptors {
+	e := &Preemptors{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
 	e.clear()
 	return e
 }
 
-// clear removes all state. The caller holds the lock, or the Evictor isn't used yet.
-func (e *Evictor) clear() {
+// clear removes all state. The caller holds the lock, or Preemptors isn't used yet.
+func (e *Preemptors) clear() {
 	e.blocked, e.preemptors = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]preemptor{}
 	e.postponed, e.proposals = queue.Pauses[gpu.PodUID]{}, map[gpu.PodUID]proposal{}
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
 // nodes of which no card has room now.
-func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string], at time.Time) {
+func (e *Preemptors) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string], at time.Time) {
 	if !e.fragmented {
 		return
 	}
@@ -122,14 +122,14 @@ func (e *Evictor) Rejected(pod gpu.Pod, nominated string, full iter.Seq[string],
 }
 
 // compare orders pods by descending priority, then by the earliest time of evictions, and postponed pods last. The caller holds the lock.
-func (e *Evictor) compare(a, b blockedPod) int {
+func (e *Preemptors) compare(a, b blockedPod) int {
 	now := e.Clock.Now()
 	return cmp.Or(gpu.TrueFirst(e.postponed.Has(b.pod.UID, now), e.postponed.Has(a.pod.UID, now)),
 		cmp.Compare(b.pod.Priority, a.pod.Priority), a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID))
 }
 
 // Forget removes the pod, which is no longer pending.
-func (e *Evictor) Forget(uid gpu.PodUID) {
+func (e *Preemptors) Forget(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
@@ -139,19 +139,19 @@ func (e *Evictor) Forget(uid gpu.PodUID) {
 }
 
 // Passed records that filter found a node for the pod.
-func (e *Evictor) Passed(uid gpu.PodUID) {
+func (e *Preemptors) Passed(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
 }
 
 // Run evicts pods as needed until ctx ends.
-func (e *Evictor) Run(ctx context.Context) error {
+func (e *Preemptors) Run(ctx context.Context) error {
 	return background.Every(ctx, e.Clock, interval, e.Tick)
 }
 
 // Tick performs one step of Run, or gives up all places if this process isn't the leader.
-func (e *Evictor) Tick(ctx context.Context) {
+func (e *Preemptors) Tick(ctx context.Context) {
 	switch {
 	case e.Leading() != nil:
 		e.resign()
@@ -161,7 +161,7 @@ func (e *Evictor) Tick(ctx context.Context) {
 }
 
 // resign gives up all places at the end of a term.
-func (e *Evictor) resign() {
+func (e *Preemptors) resign() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, p := range e.preemptors {
@@ -171,7 +171,7 @@ func (e *Evictor) resign() {
 }
 
 // step gives up the places that were of no use, and begins at most one round of evictions.
-func (e *Evictor) step(ctx context.Context) {
+func (e *Preemptors) step(ctx context.Context) {
 	e.adopt()
 	e.endFailed()
 	if !e.Cache.BudgetsSynced() {
@@ -201,7 +201,7 @@ func (e *Evictor) step(ctx context.Context) {
 }
 
 // due returns the pods for which others may be evicted, in their order.
-func (e *Evictor) due() []blockedPod {
+func (e *Preemptors) due() []blockedPod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
@@ -218,7 +218,7 @@ func (e *Evictor) due() []blockedPod {
 }
 
 // needed returns the pod if only evictions can help it now.
-func (e *Evictor) needed(b blockedPod) (*clustercache.PodInfo, bool) {
+func (e *Preemptors) needed(b blockedPod) (*clustercache.PodInfo, bool) {
 	pod, known := e.Cache.Pod(b.pod.Namespace, b.pod.Name)
 	if !known || pod.UID != b.pod.UID || pod.Pending == nil {
 		e.Forget(b.pod.UID)

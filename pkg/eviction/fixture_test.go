@@ -37,8 +37,8 @@ type cluster struct {
 	budgets []*policyv1.PodDisruptionBudget
 	// notReady is the answer of Ready.
 	notReady, budgetsNotSynced error
-	// evictor receives the changes of pods.
-	evictor *Evictor
+	// informed receives the changes of pods.
+	informed *Preemptors
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
@@ -52,7 +52,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.evictor = fake.Ledger(nodes...), NewEvictor(NewExecutor(Options{}), false, func() {})
+	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}), false, func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -69,9 +69,9 @@ func (c *cluster) report(object *corev1.Pod) {
 	case pod.Request == 0:
 	case pod.Node != "":
 		c.ledger.SetBound(pod.Node, pod.Pod, pod.Placement, pod.AssumeTime)
-		c.evictor.Forget(pod.UID)
+		c.informed.Forget(pod.UID)
 		c.ledger.End(ledger.Nominated, string(pod.UID))
-	case c.evictor.Renew(pod.Pod, pod.NominatedNode):
+	case c.informed.Renew(pod.Pod, pod.NominatedNode):
 	case pod.NominatedNode != "":
 		c.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	default:
@@ -84,7 +84,7 @@ func (c *cluster) delete(object *corev1.Pod) {
 	uid := gpu.PodUID(object.UID)
 	delete(c.pods, object.Name)
 	c.ledger.Remove(uid)
-	c.evictor.Forget(uid)
+	c.informed.Forget(uid)
 	c.ledger.End(ledger.Nominated, string(uid))
 }
 
@@ -119,12 +119,12 @@ func (c *cluster) Budgets(namespace string) (budgets []*policyv1.PodDisruptionBu
 	return budgets
 }
 
-// fixture is an Evictor that doesn't run: the test moves the clock and calls its steps.
+// fixture is Preemptors that doesn't run: the test moves the clock and calls its steps.
 //
 // Its node n1 has two cards of 16. a7 and a5, of priority 1, use 7 and 5 of the first card; b12, of priority 2, uses 12 of the
 // second card. The pending pod, of priority 9, asks for 8: the node's sum has room for it, but no card has.
 type fixture struct {
-	*Evictor
+	*Preemptors
 	*cluster
 	t        testing.TB
 	clock    *clocktesting.FakeClock
@@ -155,8 +155,8 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.Evictor = NewEvictor(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
-	f.evictor = f.Evictor
+	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
+	f.informed = f.Preemptors
 	f.executor.Tick(context.Background())
 	return f
 }

@@ -24,7 +24,7 @@ type plan struct {
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
-func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
+func (e *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	var names []string
 	var nodes []preemption.Node
 	outranked := e.Ledger.Outranked(pod.Pod, candidates)
@@ -62,7 +62,7 @@ func (e *Evictor) choosePlan(ctx context.Context, pod *clustercache.PodInfo, can
 }
 
 // nominationValid reports whether the pod can still get a card of the node to which it is nominated.
-func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
+func (e *Preemptors) nominationValid(pod *clustercache.PodInfo, name string) bool {
 	object, ok := e.Cache.Node(name)
 	if !ok {
 		return false // The node was deleted in the meantime.
@@ -82,7 +82,7 @@ func (e *Evictor) nominationValid(pod *clustercache.PodInfo, name string) bool {
 }
 
 // fits reports whether the pod would find a card on one of the nodes.
-func (e *Evictor) fits(pod gpu.Pod, nodes ...string) (fits bool) {
+func (e *Preemptors) fits(pod gpu.Pod, nodes ...string) (fits bool) {
 	e.Ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }

@@ -22,8 +22,8 @@ type proposal struct {
 	victims map[string]preemption.Victims
 }
 
-// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so the Evictor doesn't.
-func (e *Evictor) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
+// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so Preemptors doesn't.
+func (e *Preemptors) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
@@ -31,7 +31,7 @@ func (e *Evictor) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims
 }
 
 // proposed returns the victims that were proposed for the pod a short time ago, by node.
-func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
+func (e *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < cycle {
 		return p.victims
 	}
@@ -42,7 +42,7 @@ func (e *Evictor) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 // and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for an end
 // that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so the
 // place is kept here.
-func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+func (e *Preemptors) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	told, nominated := e.proposed(pod.UID), ""
@@ -81,7 +81,7 @@ func (e *Evictor) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bo
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
 // says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
 // candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
-func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
+func (e *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p, known := e.preemptors[pod.UID]
@@ -104,7 +104,7 @@ func (e *Evictor) Tried(pod gpu.Pod, nominated string, nodes []string, at time.T
 }
 
 // onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
-func (e *Evictor) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
+func (e *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
 	proposed := e.proposed(uid)
 	for _, node := range nodes {
 		if _, ok := proposed[node]; ok && only != "" {
@@ -117,7 +117,7 @@ func (e *Evictor) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
 }
 
 // seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
-func (e *Evictor) seenEnd(pod gpu.Pod, nodes []string) string {
+func (e *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
 	for _, node := range e.Ledger.SeenEnd(pod, nodes) {
 		if len(e.leavingFor(pod, node)) > 0 {
 			return node
@@ -127,14 +127,14 @@ func (e *Evictor) seenEnd(pod gpu.Pod, nodes []string) string {
 }
 
 // isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
-func (e *Evictor) isPending(pod gpu.Pod) bool {
+func (e *Preemptors) isPending(pod gpu.Pod) bool {
 	known, ok := e.Cache.Pod(pod.Namespace, pod.Name)
 	return ok && known.UID == pod.UID && known.Pending != nil
 }
 
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
 // node now but does once they are gone.
-func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
+func (e *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	available, reason := e.Ledger.Availability(node, pod, nil)
 	if !reason.Resolvable() {
 		return nil
@@ -155,7 +155,7 @@ func (e *Evictor) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 
 // TryWait reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
 // reports true once for each filter call that offered this node, which it remembers as answered.
-func (e *Evictor) TryWait(uid gpu.PodUID) bool {
+func (e *Preemptors) TryWait(uid gpu.PodUID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p, ok := e.preemptors[uid]

@@ -43,7 +43,7 @@ func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
 // begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
 // not try another pod: evictions have begun, or the API server doesn't answer.
-func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
+func (e *Preemptors) begin(ctx context.Context, plan plan) (done bool) {
 	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
 	e.mu.Lock()
@@ -82,7 +82,7 @@ func (e *Evictor) begin(ctx context.Context, plan plan) (done bool) {
 }
 
 // evict makes the evictions of a plan. It reports whether a pod was evicted, or may have been.
-func (e *Evictor) evict(ctx context.Context, plan plan) (begun bool, err error) {
+func (e *Preemptors) evict(ctx context.Context, plan plan) (begun bool, err error) {
 	if _, err := e.readUnbound(ctx, plan.pod); err != nil {
 		return false, err
 	}
@@ -94,13 +94,13 @@ func (e *Evictor) evict(ctx context.Context, plan plan) (begun bool, err error) 
 }
 
 // reserve begins or updates a preemptor: its place is kept. The caller holds the lock.
-func (e *Evictor) reserve(p preemptor) {
+func (e *Preemptors) reserve(p preemptor) {
 	e.preemptors[p.pod.UID] = p
 	e.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
 // wantedFor returns a function that returns the pod as long as its place is kept.
-func (e *Evictor) wantedFor(uid gpu.PodUID) Wanted {
+func (e *Preemptors) wantedFor(uid gpu.PodUID) Wanted {
 	return func() map[gpu.PodUID]bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -112,7 +112,7 @@ func (e *Evictor) wantedFor(uid gpu.PodUID) Wanted {
 }
 
 // adopt continues the rounds of a former leader whose pods are still pending, and whose victims still have a lower priority.
-func (e *Evictor) adopt() {
+func (e *Preemptors) adopt() {
 	for _, inherited := range e.executor.Inherited(ByPriority) {
 		w := inherited.For[0]
 		info, known := e.Cache.Pod(w.Namespace, w.Name)
@@ -136,7 +136,7 @@ func (e *Evictor) adopt() {
 }
 
 // cancel ends a preemptor for which no pod was evicted.
-func (e *Evictor) cancel(uid gpu.PodUID) {
+func (e *Preemptors) cancel(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p, ok := e.preemptors[uid]; ok {
@@ -146,7 +146,7 @@ func (e *Evictor) cancel(uid gpu.PodUID) {
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the preemptor takes precedence.
-func (e *Evictor) Renew(pod gpu.Pod, nominated string) bool {
+func (e *Preemptors) Renew(pod gpu.Pod, nominated string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p, ok := e.preemptors[pod.UID]
@@ -159,7 +159,7 @@ func (e *Evictor) Renew(pod gpu.Pod, nominated string) bool {
 }
 
 // endFailed ends the preemptors whose places were of no use.
-func (e *Evictor) endFailed() {
+func (e *Preemptors) endFailed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
@@ -178,7 +178,7 @@ func (e *Evictor) endFailed() {
 
 // end ends a preemptor that has failed, and begins a pause of its pod. If kube-scheduler has evicted no other pods because of it, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
-func (e *Evictor) end(p preemptor, pause time.Duration) {
+func (e *Preemptors) end(p preemptor, pause time.Duration) {
 	delete(e.preemptors, p.pod.UID)
 	e.postponed.Extend(p.pod.UID, e.Clock.Now(), pause, queue.LongestPause)
 	e.endReservation(p.pod)
@@ -188,7 +188,7 @@ func (e *Evictor) end(p preemptor, pause time.Duration) {
 }
 
 // failed returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
-func (e *Evictor) failed(p preemptor, slowest phase, now time.Time) time.Duration {
+func (e *Preemptors) failed(p preemptor, slowest phase, now time.Time) time.Duration {
 	freed := !p.freedAt.IsZero()
 	switch {
 	case !freed && slowest == overdue:
@@ -204,7 +204,7 @@ func (e *Evictor) failed(p preemptor, slowest phase, now time.Time) time.Duratio
 }
 
 // endReservation ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
-func (e *Evictor) endReservation(pod gpu.Pod) {
+func (e *Preemptors) endReservation(pod gpu.Pod) {
 	if known, ok := e.Cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID && known.NominatedNode != "" {
 		e.Ledger.Nominate(known.NominatedNode, pod)
 		return
@@ -226,7 +226,7 @@ const (
 
 // slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The caller
 // holds the lock.
-func (e *Evictor) slowest(p preemptor) phase {
+func (e *Preemptors) slowest(p preemptor) phase {
 	slowest := gone
 	proposed := e.proposed(p.pod.UID)[p.node].Pods
 	for _, uid := range p.victims {
@@ -240,7 +240,7 @@ func (e *Evictor) slowest(p preemptor) phase {
 }
 
 // phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
-func (e *Evictor) phase(node string, uid gpu.PodUID) phase {
+func (e *Preemptors) phase(node string, uid gpu.PodUID) phase {
 	_, allocation, held := e.Ledger.Lookup(uid)
 	info, known := e.Cache.Pod(allocation.Namespace, allocation.Name)
 	if !held {

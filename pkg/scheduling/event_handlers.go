@@ -18,13 +18,13 @@ import (
 // eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
 // clustercache.Handler, and binding.Listener for what live reads show.
 type eventHandlers struct {
-	ledger  *ledger.Ledger
-	binder  *binding.Binder
-	requeue *requeue.Requeuer
-	evictor *eviction.Evictor
-	groups  *groups
-	fair    *fairShare
-	nodes   *eligibility.Cluster
+	ledger     *ledger.Ledger
+	binder     *binding.Binder
+	requeue    *requeue.Requeuer
+	preemptors *eviction.Preemptors
+	groups     *groups
+	fair       *fairShare
+	nodes      *eligibility.Cluster
 	// nominator is nil if kube-scheduler offers no samples.
 	nominator *sampling.Nominator
 	bypass    *bypass
@@ -59,7 +59,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.binder.PodBound(pod)
 		h.notPending(pod.UID)
 	case pod.Request == 0:
-	case h.evictor.Renew(pod.Pod, pod.NominatedNode): // The ledger keeps its place as a nomination.
+	case h.preemptors.Renew(pod.Pod, pod.NominatedNode): // The ledger keeps its place as a nomination.
 	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
 	case h.nominator.Keeps(pod):
@@ -98,7 +98,7 @@ func (h *eventHandlers) podGone(uid gpu.PodUID) {
 // notPending removes what is kept of a pending pod.
 func (h *eventHandlers) notPending(uid gpu.PodUID) {
 	h.requeue.Forget(uid)
-	h.evictor.Forget(uid)
+	h.preemptors.Forget(uid)
 	h.nominator.Gone(uid)
 	h.ledger.End(ledger.Nominated, string(uid))
 }

@@ -64,7 +64,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Record: o.EvictionRecord,
 	}
 	s.executor = eviction.NewExecutor(evictions)
-	s.evictor = eviction.NewEvictor(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
+	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 	}
@@ -104,7 +104,7 @@ func (s *Scheduler) newNominator() *sampling.Nominator {
 
 func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
 	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.evictor, groups: s.groups, fair: s.fair, nodes: s.nodes,
+		ledger: s.ledger, binder: s.binder, requeue: s.requeue, preemptors: s.preemptors, groups: s.groups, fair: s.fair, nodes: s.nodes,
 		nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
 	}
 }

@@ -42,7 +42,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.nominator.Requested(pod.UID) {
 		return nil, nil // Another node has room.
 	}
-	if s.evictor.TryWait(pod.UID) {
+	if s.preemptors.TryWait(pod.UID) {
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
@@ -53,19 +53,19 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	if s.EvictFragmented { // kube-scheduler 1.38 and later. The evictor frees a card on these nodes, and violates no budget.
+	if s.EvictFragmented { // kube-scheduler 1.38 and later. Preemptors frees a card on these nodes, and violates no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
 	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, clustercache.NewPodInfo(object), len(proposed), s.Clock.Now()).Victims(ctx, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if s.evictor.Repeated(pod, answer) {
+	if s.preemptors.Repeated(pod, answer) {
 		klog.FromContext(ctx).Info("No victims proposed, because those of the last call are leaving or gone already", "pod", klog.KObj(object))
 		return nil, nil // kube-scheduler retries the pod when it sees their end.
 	}
 	if len(answer) > 0 {
-		s.evictor.Proposed(pod.UID, answer)
+		s.preemptors.Proposed(pod.UID, answer)
 	}
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
 		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodesUndecided", undecided, "nodes", len(answer))

@@ -175,7 +175,7 @@ func TestEvictionForRejectedPod(t *testing.T) {
 		}
 		check.Must(t, f.bind(pod))
 		f.publish(pod)
-		if !f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") || f.evictor.Renew(protocol.Pod(pod), "") {
+		if !f.fits(gpu.Pod{UID: "other", Request: 8}, "n1") || f.preemptors.Renew(protocol.Pod(pod), "") {
 			t.Error("the reservation and the round go on")
 		}
 	})

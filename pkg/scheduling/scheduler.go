@@ -63,7 +63,7 @@ type Options struct {
 	// if filter calls always have every node that passes kube-scheduler's own filters.
 	SampleSize func(nodes int) int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
-	// eviction.Evictor.
+	// eviction.Preemptors.
 	EvictFragmented bool
 	// EvictionRecord is the ConfigMap in which evictions for other pods are recorded before they begin.
 	EvictionRecord types.NamespacedName
@@ -108,13 +108,13 @@ type Observer interface {
 // Scheduler answers kube-scheduler's calls. Its methods are safe for concurrent use.
 type Scheduler struct {
 	Options
-	ledger   *ledger.Ledger
-	cache    clusterCache
-	requeue  *requeue.Requeuer
-	binder   *binding.Binder
-	executor *eviction.Executor
-	evictor  *eviction.Evictor
-	members  *eviction.Members
+	ledger     *ledger.Ledger
+	cache      clusterCache
+	requeue    *requeue.Requeuer
+	binder     *binding.Binder
+	executor   *eviction.Executor
+	preemptors *eviction.Preemptors
+	members    *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
@@ -148,7 +148,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.cache.Run(ctx) })
 	g.Go(func() error { return s.binder.Run(ctx) })
 	g.Go(func() error { return s.requeue.Run(ctx) })
-	g.Go(func() error { return s.evictor.Run(ctx) })
+	g.Go(func() error { return s.preemptors.Run(ctx) })
 	g.Go(func() error { return s.waiting.run(ctx) })
 	if s.evictsForOthers() {
 		g.Go(func() error { return s.executor.Run(ctx) })

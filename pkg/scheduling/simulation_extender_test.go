@@ -187,7 +187,7 @@ func (r *replica) second() {
 			if r.scheduler.evictsForOthers() {
 				r.scheduler.executor.Tick(r.w.context())
 			}
-			r.scheduler.evictor.Tick(r.w.context())
+			r.scheduler.preemptors.Tick(r.w.context())
 			r.evicting = false
 		})
 	}
