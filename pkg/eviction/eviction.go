@@ -2,7 +2,7 @@
 //
 // Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. Preemptors finds it (Rejected in evictor.go) and chooses the victims (plan.go).
+//   - For a pod that only fragmentation keeps pending. Preemptors finds it (Rejected in fragmented.go) and chooses the victims (plan.go).
 //     The ledger keeps its place as a nomination. If that was of no use (endFailed in preemptor.go), the pod pauses.
 //   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). The ledger keeps
 //     its place as a nomination (preemptions.go). If that was of no use (endFailed in preemptor.go), kube-scheduler tries other nodes.

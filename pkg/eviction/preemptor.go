@@ -4,17 +4,44 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
+	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
+
+// Preemptors keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
+// take the cards, another pod takes them, a victim stays, or the leader's term ends. Mostly kube-scheduler has evicted the victims (see Tried).
+//
+// With --evict-fragmented it also finds pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards
+// have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the
+// victims are those of preemption, but no disruption budget is violated. The Executor evicts them, and the next leader continues with its rounds.
+//
+// Its methods are safe for concurrent use; mu guards the fields below it.
+type Preemptors struct {
+	Options
+	executor *Executor
+	// fragmented is true if pods are evicted for pods that only fragmentation keeps pending.
+	fragmented bool
+	// requeue makes kube-scheduler retry the rejected pods.
+	requeue func()
+
+	mu         sync.Mutex
+	blocked    map[gpu.PodUID]blockedPod
+	preemptors map[gpu.PodUID]preemptor
+	// proposals are the last answers to preempt calls, for a cycle.
+	proposals map[gpu.PodUID]proposal
+	// postponed holds the blocked pods for which no pods are evicted for a while.
+	postponed queue.Pauses[gpu.PodUID]
+}
 
 // preemptor is a pod for which cards are freed. A nomination that is reserved in the ledger keeps this place for the pod until the end of the preemptor.
 //
@@ -40,6 +67,55 @@ type preemptor struct {
 
 // evicting reports whether the Executor is still freeing the cards.
 func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
+
+// NewPreemptors returns Preemptors, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected
+// pods; it must return at once. Preemptors evicts nothing before Run.
+func NewPreemptors(x *Executor, fragmented bool, requeue func()) *Preemptors {
+	e := &Preemptors{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
+	e.clear()
+	return e
+}
+
+// clear removes all state. The caller holds the lock, or Preemptors isn't used yet.
+func (e *Preemptors) clear() {
+	e.blocked, e.preemptors = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]preemptor{}
+	e.postponed, e.proposals = queue.Pauses[gpu.PodUID]{}, map[gpu.PodUID]proposal{}
+}
+
+// Forget removes the pod, which is no longer pending.
+func (e *Preemptors) Forget(uid gpu.PodUID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.blocked, uid)
+	delete(e.preemptors, uid)
+	delete(e.proposals, uid)
+	delete(e.postponed, uid)
+}
+
+// Run evicts pods as needed until ctx ends.
+func (e *Preemptors) Run(ctx context.Context) error {
+	return background.Every(ctx, e.Clock, interval, e.Tick)
+}
+
+// Tick performs one step of Run, or gives up all places if this process isn't the leader.
+func (e *Preemptors) Tick(ctx context.Context) {
+	switch {
+	case e.Leading() != nil:
+		e.resign()
+	case e.Cache.Ready() == nil:
+		e.step(ctx)
+	}
+}
+
+// resign gives up all places at the end of a term.
+func (e *Preemptors) resign() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.preemptors {
+		e.endReservation(p.pod)
+	}
+	e.clear()
+}
 
 // begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
 // not try another pod: evictions have begun, or the API server doesn't answer.

@@ -7,10 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -42,31 +40,6 @@ const (
 	EventEvicting = "GPUCardEvicting"
 )
 
-// Preemptors keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
-// take the cards, another pod takes them, a victim stays, or the leader's term ends. Mostly kube-scheduler has evicted the victims (see Tried).
-//
-// With --evict-fragmented it also finds pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards
-// have, mostly none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the
-// victims are those of preemption, but no disruption budget is violated. The Executor evicts them, and the next leader continues with its rounds.
-//
-// Its methods are safe for concurrent use; mu guards the fields below it.
-type Preemptors struct {
-	Options
-	executor *Executor
-	// fragmented is true if pods are evicted for pods that only fragmentation keeps pending.
-	fragmented bool
-	// requeue makes kube-scheduler retry the rejected pods.
-	requeue func()
-
-	mu         sync.Mutex
-	blocked    map[gpu.PodUID]blockedPod
-	preemptors map[gpu.PodUID]preemptor
-	// proposals are the last answers to preempt calls, for a cycle.
-	proposals map[gpu.PodUID]proposal
-	// postponed holds the blocked pods for which no pods are evicted for a while.
-	postponed queue.Pauses[gpu.PodUID]
-}
-
 // blockedPod is a pod that filter rejected, with the nodes that would suit it if one of their cards were freed. The Pod
 // object of the request is not kept: it can be as large as a request.
 type blockedPod struct {
@@ -76,20 +49,6 @@ type blockedPod struct {
 	nominated string
 	// asked is the time of the last filter call. at is the earliest time of evictions for it.
 	asked, at time.Time
-}
-
-// NewPreemptors returns Preemptors, which frees cards for fragmented pods if fragmented is true. requeue makes kube-scheduler retry the rejected
-// pods; it must return at once. Preemptors evicts nothing before Run.
-func NewPreemptors(x *Executor, fragmented bool, requeue func()) *Preemptors {
-	e := &Preemptors{Options: x.Options, executor: x, fragmented: fragmented, requeue: requeue}
-	e.clear()
-	return e
-}
-
-// clear removes all state. The caller holds the lock, or Preemptors isn't used yet.
-func (e *Preemptors) clear() {
-	e.blocked, e.preemptors = map[gpu.PodUID]blockedPod{}, map[gpu.PodUID]preemptor{}
-	e.postponed, e.proposals = queue.Pauses[gpu.PodUID]{}, map[gpu.PodUID]proposal{}
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
@@ -128,46 +87,11 @@ func (e *Preemptors) compare(a, b blockedPod) int {
 		cmp.Compare(b.pod.Priority, a.pod.Priority), a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID))
 }
 
-// Forget removes the pod, which is no longer pending.
-func (e *Preemptors) Forget(uid gpu.PodUID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.blocked, uid)
-	delete(e.preemptors, uid)
-	delete(e.proposals, uid)
-	delete(e.postponed, uid)
-}
-
 // Passed records that filter found a node for the pod.
 func (e *Preemptors) Passed(uid gpu.PodUID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.blocked, uid)
-}
-
-// Run evicts pods as needed until ctx ends.
-func (e *Preemptors) Run(ctx context.Context) error {
-	return background.Every(ctx, e.Clock, interval, e.Tick)
-}
-
-// Tick performs one step of Run, or gives up all places if this process isn't the leader.
-func (e *Preemptors) Tick(ctx context.Context) {
-	switch {
-	case e.Leading() != nil:
-		e.resign()
-	case e.Cache.Ready() == nil:
-		e.step(ctx)
-	}
-}
-
-// resign gives up all places at the end of a term.
-func (e *Preemptors) resign() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, p := range e.preemptors {
-		e.endReservation(p.pod)
-	}
-	e.clear()
 }
 
 // step gives up the places that were of no use, and begins at most one round of evictions.
