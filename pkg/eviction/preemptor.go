@@ -43,11 +43,12 @@ type Preemptors struct {
 	postponed queue.Pauses[gpu.PodUID]
 }
 
-// preemptor is a pod for which cards are freed. A nomination that is reserved in the ledger keeps this place for the pod until the end of the preemptor.
+// preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
-// It begins when victims are chosen for the Executor (begin) or those of a former leader's round still run (adopt), when filter is called with the node while
-// victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for the end of its
-// victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
+// It begins when victims are chosen for the Executor (begin) or those of a former leader's round still run (adopt), when filter is called with the
+// node while victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for
+// the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term
+// (resign).
 type preemptor struct {
 	pod     gpu.Pod
 	node    string
