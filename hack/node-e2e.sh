@@ -11,5 +11,6 @@ if [ -n "${KUBERNETES:-}" ]; then
   hack/kube/build.sh "$KUBERNETES" kubelet
   export GPUSHARE_TEST_KUBERNETES=$KUBERNETES
 fi
-# The tests wait for most of their time: alone, each uses a sixth of two cores.
-go test -count=1 -v -parallel 5 -timeout 30m "$@" ./test/nodee2e
+# The tests wait for most of their time: alone, each uses a sixth of two cores. With five clusters at a time, kubelets lack inotify instances
+# (fs.inotify.max_user_instances is 128 by default).
+go test -count=1 -v -parallel 4 -timeout 30m "$@" ./test/nodee2e
