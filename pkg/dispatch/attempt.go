@@ -69,7 +69,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 			}
 			more = true
 			u := s.units[i]
-			if m.units[u.item.ID] != u || m.makesRoom(u) || m.reclaims.pausing(u, now) || u.obstacle() != reasons.ObstacleNoRoom {
+			if m.units[u.item.ID] != u || m.hasHold(u) || m.reclaims.pausing(u, now) || u.obstacle() != reasons.ObstacleNoRoom {
 				continue
 			}
 			pods += len(u.pods)
@@ -85,7 +85,7 @@ func (m *Manager) reclaimUnits(starving []starvingTenant, now time.Time) (units 
 }
 
 // Reclaimed records that the caller has made the evictions of an attempt. until is when those that are refused are given up at the latest; zero if
-// nothing was evicted.
+// the evictions have not begun, or none was made.
 func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,14 +16,14 @@ type grant struct {
 	// charged counts the unit's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
-	// madeRoom is the kind of the unit if pods were evicted for it, until it is known whether it is bound.
+	// madeRoom is the kind of the unit if its places were held by reclaim, until it is known whether it is bound.
 	madeRoom reclaimKind
 }
 
 // charged reports whether the pod was granted and isn't bound yet.
 func (p *pod) charged() bool { return !p.expires.IsZero() }
 
-// grantUnit charges the pods of a unit, whose places are in their order.
+// grantUnit makes the grant of a unit that the caller has charged to its tenant. The places are in the order of its pods.
 func (m *Manager) grantUnit(u *unit, places []ledger.Place, now time.Time) {
 	m.removeUnit(u)
 	g := &grant{profile: u.profile(), at: now, charged: len(u.pods)}
@@ -34,7 +34,7 @@ func (m *Manager) grantUnit(u *unit, places []ledger.Place, now time.Time) {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
 		m.leaveGroup(p)
-		p.counted, p.countedFor = p.Request, u.item.Tenant // The queue has charged the tenant.
+		p.counted, p.countedFor = p.Request, u.item.Tenant
 		m.charged[p.UID] = p
 		m.updateAllocated(p)
 		m.updateAdmitted(p)

@@ -46,8 +46,8 @@ func (f *constraintsFixture) in(pool, except, name string, memory gpu.Memory, ed
 	f.pod(name, memory, append(edits, func(p *Pod) { p.Constraints = constraints })...)
 }
 
-// A tenant's pods all have constraints of their own, so a round doesn't try all of them, and nodes change all the time. Nevertheless each of the pods gets
-// its turn, also the last one, and a pod of another tenant is granted as soon as there is a node for it. (That such pods take little memory is
+// A tenant's pods all have constraints of their own, so a round doesn't try all of them, and nodes change all the time. Nevertheless each of the pods
+// gets its turn, also the last one, and a pod of another tenant is granted as soon as there is a node for it. (That such pods take little memory is
 // tested in the package eligibility.)
 func TestTurnOfEachConstraint(t *testing.T) {
 	const nodes, pods = 50, 400

@@ -27,7 +27,7 @@
 //  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each unit: the ledger reserves its places.
 //  5. eviction.Executor evicts the victims as long as Justified returns their unit.
 //  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
-//  7. Each round grants the units whose places are free now (grantHeld). Tick ends the holds that don't help any more (endFailedHolds).
+//  7. Each round grants the units whose places are free now (grantHeld). Tick ends the holds that don't help any more (updateHolds).
 //
 // Resume (attempt.go) begins at step 4, with the plan of a former leader.
 //

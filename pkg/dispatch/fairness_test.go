@@ -237,9 +237,9 @@ func (c *crowd) run() (r crowdResult) {
 	return r
 }
 
-// TestCrowd compares what tenants have with what they deserve, and the use of the cluster with that of first come, first served, and of a random order.
-// The first of all are mostly the largest, which fill cards best. A random order lacks that, and an order by tenant too: beyond a random
-// order fair sharing costs little. The long form prints the figures in docs/performance.md.
+// TestCrowd compares what tenants have with what they deserve, and the use of the cluster with that of first come, first served, and of a random
+// order. The first of all are mostly the largest, which fill cards best. A random order lacks that, and an order by tenant too: beyond a random order
+// fair sharing costs little. The long form prints the figures in docs/performance.md.
 func TestCrowd(t *testing.T) {
 	size, seeds, even, toFirst, toRandom, full := crowdSize{total: 500, cards: 200, pool: 60}, 1, 0.98, 0.03, 0.01, 0.8
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {

@@ -27,8 +27,9 @@ type hold struct {
 	// memory is what the places have together. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its
 	// share and is held for its earlier pods.
 	memory gpu.Memory
-	// evicted are the pods that are evicted for the unit. attemptEvicts is true if its attempt evicts any pods, or a former leader has evicted some.
-	evicted       []gpu.PodUID
+	// victims are the pods that are to be evicted for the unit. attemptEvicts is true if its attempt evicts any pods, or a former leader has evicted
+	// some.
+	victims       []gpu.PodUID
 	attemptEvicts bool
 	// mayExceed is true if its tenant had nothing when the hold began, so that the unit may be larger than the share.
 	mayExceed bool
@@ -69,7 +70,7 @@ func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	defer m.mu.Unlock()
 	search := m.search(attempt, m.takeStandings(), now)
 	if a := m.reclaims.attempt; a != nil && a.number == attempt {
-		search.resumed = a.resumed
+		search.remain = a.resumed
 	}
 	return search
 }
@@ -101,7 +102,7 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 		for _, v := range plan.Victims {
 			for _, pod := range v.Pods {
 				if v.For.Item == h.item.ID {
-					h.evicted = append(h.evicted, pod.UID)
+					h.victims = append(h.victims, pod.UID)
 				}
 			}
 		}
@@ -128,7 +129,7 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 		}
 		u := m.unitOf(h)
 		first, may := eligible[u]
-		if u == nil || !may || m.makesRoom(u) || !m.unchanged(s) {
+		if u == nil || !may || m.hasHold(u) || !m.unchanged(s) {
 			return nil, s
 		}
 		h.reclaimKind, h.item, h.mayExceed = u.reclaimKind(), u.item.Item, first
@@ -217,8 +218,8 @@ func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (g
 	return true
 }
 
-// makesRoom reports whether pods are evicted for the unit and its places are held.
-func (m *Manager) makesRoom(u *unit) bool { return m.reclaims.holds[u.item.ID] != nil }
+// hasHold reports whether the places of the unit are held until pods have ended there.
+func (m *Manager) hasHold(u *unit) bool { return m.reclaims.holds[u.item.ID] != nil }
 
 // endHolds ends the holds for which ends returns true.
 func (m *Manager) endHolds(ends func(*hold) bool) {
@@ -244,24 +245,24 @@ func (m *Manager) checkShares(s *standings, now time.Time) {
 	})
 	running := map[gpu.PodUID]bool{}
 	for _, h := range holds {
-		for _, uid := range h.evicted {
+		for _, uid := range h.victims {
 			running[uid] = m.runs(uid) && !m.pods[uid].Leaving
 		}
 	}
 	search := m.search(0, s, now)
-	search.resumed = running // They are about to be evicted, but count as running here.
-	standings := search.excess()
+	search.remain = running
+	excess := search.excess()
 	has, lost := map[string]gpu.Memory{}, map[string]gpu.Memory{}
 	for _, h := range holds {
-		of, others := standings[h.tenant], has[h.tenant].Add(standings[h.tenant].Allocated)
+		of, others := excess[h.tenant], has[h.tenant].Add(excess[h.tenant].Allocated)
 		h.justified = others < of.Share && (h.mayExceed || others == 0 || others.Add(h.memory) <= of.Share) // As in addStarving.
 		has[h.tenant] = has[h.tenant].Add(h.memory)
 		with := maps.Clone(lost)
-		for _, uid := range h.evicted {
+		for _, uid := range h.victims {
 			if running[uid] {
 				p := m.pods[uid]
 				with[p.countedFor] = with[p.countedFor].Add(p.counted)
-				h.justified = h.justified && with[p.countedFor] <= standings[p.countedFor].Excess
+				h.justified = h.justified && with[p.countedFor] <= excess[p.countedFor].Excess
 			}
 		}
 		if h.justified {
@@ -270,9 +271,10 @@ func (m *Manager) checkShares(s *standings, now time.Time) {
 	}
 }
 
-// endFailedHolds ends the holds for units that don't wait any more, whose victims don't end in time, or that still had no room some time after the
-// victims had ended. If no pod had to be evicted, it ends those for units that don't fit into their tenants' shares any more.
-func (m *Manager) endFailedHolds(now time.Time) {
+// updateHolds notes which holds have no running victims any more. It ends the holds for units that don't wait any more, whose victims don't end in
+// time, or that still had no room some time after the victims had ended. If no pod had to be evicted, it ends those for units that don't fit into
+// their tenants' shares any more.
+func (m *Manager) updateHolds(now time.Time) {
 	m.endHolds(func(h *hold) bool {
 		if h.state == making {
 			return false

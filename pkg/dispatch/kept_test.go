@@ -63,8 +63,8 @@ func TestNextPodTakesKeptMemoryOfOthers(t *testing.T) {
 	want(t, "admitted", []string{"alice/next", "carol/waits"}, f.admitted())
 }
 
-// Alice runs jobs whose pods of two minutes are replaced some seconds after they have ended, beside bob's endless pods. She keeps her share, and pods are
-// evicted only until she has it. Without kept memory, bob's pods take what each of alice's pods leaves, and are evicted again some minutes later.
+// Alice runs jobs whose pods of two minutes are replaced some seconds after they have ended, beside bob's endless pods. She keeps her share, and pods
+// are evicted only until she has it. Without kept memory, bob's pods take what each of alice's pods leaves, and are evicted again some minutes later.
 func TestShortPodsBesideEndlessOnes(t *testing.T) {
 	const cards, hours = 8, 6
 	f := newFixture(t, []gpu.Memory{cards / 2, cards / 2}, func(o *Options) { o.ReclaimAfter, o.MinRuntime = 5*time.Minute, 10*time.Minute })

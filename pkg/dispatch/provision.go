@@ -48,7 +48,7 @@ func (m *Manager) needsNode(u *unit, now time.Time) bool {
 	switch u.obstacle() {
 	case reasons.ObstacleNeverFits:
 	case reasons.ObstacleNoRoom:
-		if now.Sub(u.item.Entered) < provisionAfter || m.makesRoom(u) {
+		if now.Sub(u.item.Entered) < provisionAfter || m.hasHold(u) {
 			return false
 		}
 	default:

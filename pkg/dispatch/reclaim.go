@@ -65,7 +65,7 @@ func (m *Manager) useStandings(s *standings, now time.Time) {
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
 	m.checkShares(s, now)
-	m.endFailedHolds(now)
+	m.updateHolds(now)
 	if m.reclaims.attempt == nil && !m.EvictionsFull() {
 		m.beginAttempt(s, starving, now)
 	}

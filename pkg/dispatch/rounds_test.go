@@ -98,8 +98,8 @@ func TestNodesThatChange(t *testing.T) {
 	}
 }
 
-// More kinds than a round tries have no room in a large cluster, and the memory of pods that end is kept, for these kinds too. They are tried with it only on
-// the nodes where it is: event handlers would wait for seconds.
+// More kinds than a round tries have no room in a large cluster, and the memory of pods that end is kept, for these kinds too. They are tried with it
+// only on the nodes where it is: event handlers would wait for seconds.
 func TestKeptMemoryAndManyKinds(t *testing.T) {
 	const nodes, ends = 200, 10
 	f := newFixture(t, slices.Repeat([]gpu.Memory{4}, nodes), nil)
@@ -126,8 +126,8 @@ func TestKeptMemoryAndManyKinds(t *testing.T) {
 	want(t, "kept", ends, len(f.kept))
 }
 
-// A pod has waited so long for room that an autoscaler may see it. Now a node has come, but the round ends before the pod has its turn: its gate stays
-// closed until it gets its place.
+// A pod has waited so long for room that an autoscaler may see it. Now a node has come, but the round ends before the pod has its turn: its gate
+// stays closed until it gets its place.
 func TestGateBeforeTurn(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4, 4}, func(o *Options) { o.Provisioning = 1 })
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})

@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// starvingTenant is a tenant below its share.
+// starvingTenant is a tenant below its share, or one for which places are held.
 type starvingTenant struct {
 	Tenant
 	// has is what is allocated, and what is held.
@@ -70,7 +70,7 @@ func (m *Manager) addStarving(s *starvingTenant, units []*unit, now time.Time) {
 		if left == 0 {
 			return
 		}
-		if u.item.Memory > left && !first || m.makesRoom(u) || !m.reclaimable(u, now) {
+		if u.item.Memory > left && !first || m.hasHold(u) || !m.reclaimable(u, now) {
 			continue
 		}
 		s.units = append(s.units, u)

@@ -146,7 +146,7 @@ func (s *standings) demand(of demander, amount gpu.Memory) {
 
 // shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the unit, otherwise obstacle.
 func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
-	if m.makesRoom(u) {
+	if m.hasHold(u) {
 		return reasons.ObstacleMakingRoom
 	}
 	return u.obstacle()

@@ -22,7 +22,7 @@ func (m *Manager) Waiting() []queue.Item {
 	}
 	first := map[alike]*unit{}
 	for _, u := range m.units {
-		if u.paused || u.obstacle() != reasons.ObstacleNoRoom || m.makesRoom(u) {
+		if u.paused || u.obstacle() != reasons.ObstacleNoRoom || m.hasHold(u) {
 			continue
 		}
 		key := alike{u.item.Tenant, u.kind}

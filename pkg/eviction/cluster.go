@@ -96,7 +96,7 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, lowest, unseen, evicted(plan), &state)
+				cards = r.cards(place.Node, lowest, unseen, victimUIDs(plan), &state)
 				nodes[place.Node] = cards
 			}
 			if !usable(cards, place.On) {
@@ -108,8 +108,8 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	return true
 }
 
-// evicted returns the pods of the plan's victims.
-func evicted(plan reclaim.Plan) map[gpu.PodUID]bool {
+// victimUIDs returns the pods of the plan's victims.
+func victimUIDs(plan reclaim.Plan) map[gpu.PodUID]bool {
 	uids := map[gpu.PodUID]bool{}
 	for _, v := range plan.Victims {
 		for _, pod := range v.Pods {

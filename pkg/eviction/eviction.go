@@ -2,12 +2,12 @@
 //
 // Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. Preemptors finds it (Rejected in fragmented.go) and chooses the victims (plan.go).
-//     The ledger keeps its place as a nomination. If that was of no use (endFailed in preemptor.go), the pod pauses.
+//   - For a pod that only fragmentation keeps pending. Preemptors notes it (Rejected in fragmented.go) and chooses the victims (plan.go).
+//     The ledger keeps its place as a nomination. If that was of no use (updatePreemptors in preemptor.go), the pod pauses.
 //   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). The ledger keeps
-//     its place as a nomination (preemptions.go). If that was of no use (endFailed in preemptor.go), kube-scheduler tries other nodes.
+//     its place as a nomination (preemptions.go). If that was of no use (updatePreemptors in preemptor.go), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
-//     hold. If they were of no use (endFailedHolds and recordWaste in dispatch), its tenant's units of that kind pause.
+//     hold. If they were of no use (updateHolds and recordWaste in dispatch), its tenant's units of that kind pause.
 //   - For a broken group. Package gang finds it and chooses its bound members, and Members evicts them. No place is kept.
 //   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.

@@ -112,18 +112,19 @@ type execution struct {
 	state executionState
 	// wanted is nil for a former leader's round until Continue.
 	wanted Wanted
-	// left has the pods of the victims: true for those that are to be evicted, false for the others. Victims that aren't wanted any more are removed.
+	// left has the pods of the victims: true for those that are to be evicted, false for those whose eviction was made. Victims that aren't wanted any
+	// more are removed.
 	left map[gpu.PodUID]bool
-	// justified is what wanted has returned last, at first the pods of all victims: of victims for other pods, only the rest of groups that were evicted
-	// in part is evicted.
+	// justified is what wanted has returned last, at first all pods for which there are victims. Of victims for other pods, only the rest of groups that
+	// were evicted in part is evicted.
 	justified map[gpu.PodUID]bool
 	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call. lost is until when the eviction of a
 	// group's pod whose answer is lost can still be made; zero if there is none.
 	until, next, asked, lost time.Time
 }
 
-// Wanted returns the pods that still wait for the places of a round, and whether further victims may be evicted for each now. The rest of a group that
-// was evicted in part is evicted in any case.
+// Wanted returns the pods that still wait for the places of a round: true for those for which further victims may be evicted now. The rest of a group
+// that was evicted in part is evicted in any case.
 type Wanted func() map[gpu.PodUID]bool
 
 // executionState is how far a round is.
@@ -131,8 +132,8 @@ type Wanted func() map[gpu.PodUID]bool
 //	           → calling   Evict has recorded the round
 //	           → inherited a former leader has recorded the round
 //	inherited  → called    Continue: its pods still wait
-//	inherited  → calling   queue.Arrival is over: for the rest of groups that are evicted in part
-//	calling    → called    for pods that are left, the eviction was refused or its answer lost
+//	inherited  → calling   queue.Arrival and AnswerLost are over: for the rest of groups that are evicted in part
+//	calling    → called    the calls have returned
 //	called     → calling   queue.Retry is over, and pods that are left are still wanted
 //	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
 type executionState int
@@ -230,7 +231,8 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 }
 
 // Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
-// returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if nothing was evicted.
+// returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if the round has not begun, or is over
+// because no eviction was made. It isn't if enough pods are being deleted already, or if an answer was lost.
 func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
 	ex := newExecution(r)
 	ex.wanted, ex.until = wanted, x.Clock.Now().Add(queue.Arrival)
@@ -373,9 +375,9 @@ func (ex *execution) unfinished() bool {
 	return slices.Contains(slices.Collect(maps.Values(ex.left)), true)
 }
 
-// removeUnwanted returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The rest of
-// groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The caller
-// holds the lock.
+// removeUnwanted returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The
+// rest of groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The
+// caller holds the lock.
 func (ex *execution) removeUnwanted(now time.Time) (victims []Victim) {
 	for _, v := range ex.Victims {
 		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !ex.left[pod.UID] })
@@ -465,8 +467,8 @@ func (x *Executor) inherit(ctx context.Context) error {
 	return nil
 }
 
-// inspect finds out from the cache which pods aren't left. While it lags, it can lack pods that run: of a former leader's round, these are left once it
-// has them. The caller holds the lock.
+// inspect finds out from the cache which pods aren't left. While it lags, it can lack pods that run: of a former leader's round, these are left once
+// it has them. The caller holds the lock.
 func (x *Executor) inspect(ex *execution) {
 	if ex.state == inherited {
 		ex.reset()
@@ -503,8 +505,8 @@ func (x *Executor) Inherited(cause Cause) (rounds []Round) {
 	return rounds
 }
 
-// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API server
-// again before they are evicted. It returns the end of the round; zero if there is no such round any more.
+// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API
+// server again before they are evicted. It returns the end of the round; zero if there is no such round any more.
 func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -530,8 +532,8 @@ func (x *Executor) Tries(uid gpu.PodUID) bool {
 }
 
 // mayEvict reports whether the eviction of a pod with these budgets is likely to be made: the API server evicts no pod with several budgets
-// (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and a victim of another round isn't
-// one of this.
+// (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and a victim of another round
+// isn't one of this.
 func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
 	if len(budgets) > 1 || x.Tries(uid) {
 		return false

@@ -123,8 +123,8 @@ func (g *inline) Wait() error         { return g.err }
 var errStandby = errors.New("standby")
 
 // The leader dies at each call to the API server of a round, and the next one at each of its calls. The one after them finishes what they have begun:
-// all victims if the pod still waits, else the rest of the group. Nothing else is evicted. The same holds if the caches of the next ones show only after a
-// while what was evicted.
+// all victims if the pod still waits, else the rest of the group. Nothing else is evicted. The same holds if the caches of the next ones show only
+// after a while what was evicted.
 func TestExecutorDies(t *testing.T) {
 	for _, lag := range []time.Duration{0, 20 * time.Second} {
 		testExecutorDies(t, lag)
@@ -354,8 +354,8 @@ func TestExecutorWritesAgain(t *testing.T) {
 	}
 }
 
-// A new leader's cache doesn't have a victim yet when it takes over. The former leader has evicted nothing: nor does the new one if no pod waits, and if
-// one does, it evicts all victims.
+// A new leader's cache doesn't have a victim yet when it takes over. The former leader has evicted nothing: nor does the new one if no pod waits, and
+// if one does, it evicts all victims.
 func TestExecutorInheritsUnseen(t *testing.T) {
 	for waits, want := range map[bool]string{true: "", false: "g1 g2 g3 s"} {
 		f := newExecutions(t)
@@ -377,8 +377,8 @@ func TestExecutorInheritsUnseen(t *testing.T) {
 	}
 }
 
-// The answer to the first eviction of a group is lost, the others are refused, and then no pod waits any more. Once the cache shows that the eviction was
-// made, the rest of the group is evicted, else none.
+// The answer to the first eviction of a group is lost, the others are refused, and then no pod waits any more. Once the cache shows that the eviction
+// was made, the rest of the group is evicted, else none.
 func TestExecutorLostAnswer(t *testing.T) {
 	for made, want := range map[string]string{"at once": "s", "later": "s", "never": "g1 g2 g3 s"} {
 		f := newExecutions(t)

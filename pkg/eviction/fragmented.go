@@ -97,7 +97,7 @@ func (e *Preemptors) Passed(uid gpu.PodUID) {
 // step gives up the places that were of no use, and begins at most one round of evictions.
 func (e *Preemptors) step(ctx context.Context) {
 	e.adopt()
-	e.endFailed()
+	e.updatePreemptors()
 	if !e.Cache.BudgetsSynced() {
 		return
 	}

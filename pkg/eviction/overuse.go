@@ -39,7 +39,8 @@ type NodeAPI interface {
 
 // OveruseGroups reports about groups of pods.
 type OveruseGroups interface {
-	// Membership reports whether a pod is a member of a group, and whether all members that the group needs are bound.
+	// Membership reports whether a pod is a member of a group, and whether the group would go on without an eviction of its other members if this one
+	// ended: its run has been bound, or the pod asks for no cards.
 	Membership(uid gpu.PodUID) (member, whole bool)
 }
 

@@ -376,9 +376,9 @@ func (m *overuseModel) watch() {
 }
 
 // TestOverusersModel: in 1,500 random rounds no pod is evicted that is within its request. None is evicted from a card that keeps its promises, or
-// within its grace period, unless the card is low on free memory of which a pod borrows some. None that borrows is evicted before one above its limit,
-// none before a younger one, none from a group that is bound in part. Also if a card's memory is lowered until requests alone exceed it, and if
-// processes that aren't known use some. When the pods come to rest, no such card is left to over-users or borrowers.
+// within its grace period, unless the card is low on free memory of which a pod borrows some. None that borrows is evicted before one above its
+// limit, none before a younger one, none from a group that is bound in part. Also if a card's memory is lowered until requests alone exceed it, and
+// if processes that aren't known use some. When the pods come to rest, no such card is left to over-users or borrowers.
 func TestOverusersModel(t *testing.T) {
 	evicted, borrowers, early := 0, 0, 0
 	for seed := range uint64(15) {

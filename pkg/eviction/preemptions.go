@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// This file follows the preemptions of kube-scheduler, with and without evictions for fragmented pods: while the victims of a preemptor are leaving, its
-// place is kept, and no further victims are proposed.
+// This file follows the preemptions of kube-scheduler, with and without evictions for fragmented pods: while the victims of a preemptor are leaving,
+// its place is kept, and no further victims are proposed.
 
 // proposal is the answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -38,11 +38,11 @@ func (e *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 	return nil
 }
 
-// Repeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named there
-// and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for an end
-// that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the nomination, so the
-// place is kept here.
-func (e *Preemptors) Repeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+// AwaitRepeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named
+// there and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for
+// an end that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the
+// nomination, so the place is kept here.
+func (e *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	told, nominated := e.proposed(pod.UID), ""
@@ -75,8 +75,8 @@ func (e *Preemptors) Repeated(pod gpu.Pod, answer map[string]preemption.Victims)
 // before filter reads the ledger.
 //
 // kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
-// it, kube-scheduler preempts on another node, or clears the nomination. Therefore the place is kept here, with the victims that are still leaving. If
-// the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
+// it, kube-scheduler preempts on another node, or clears the nomination. Therefore the place is kept here, with the victims that are still leaving.
+// If the nominated node isn't among the candidates, kube-scheduler itself rejects it, and the pod must be able to preempt elsewhere.
 //
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
 // says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the

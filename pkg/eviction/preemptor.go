@@ -46,9 +46,9 @@ type Preemptors struct {
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
 // It begins when victims are chosen for the Executor (begin) or those of a former leader's round still run (adopt), when filter is called with the
-// node while victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (Repeated). First it waits for
-// the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term
-// (resign).
+// node while victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits
+// for the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the
+// term (resign).
 type preemptor struct {
 	pod     gpu.Pod
 	node    string
@@ -62,7 +62,7 @@ type preemptor struct {
 	// nominated is the node of the pod's nomination when the preemptor began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// awaited is true if TryWait has made kube-scheduler propose no other victims. Then the pod is requeued at the end.
+	// awaited is true if TryWait or AwaitRepeated has made kube-scheduler evict no other pods. Then the pod is requeued at the end.
 	awaited bool
 }
 
@@ -118,8 +118,8 @@ func (e *Preemptors) resign() {
 	e.clear()
 }
 
-// begin reserves the cards and evicts the victims, after live reads and a dry run for each of them have succeeded. It reports whether this step must
-// not try another pod: evictions have begun, or the API server doesn't answer.
+// begin reserves the cards, checks the victims by live reads and dry runs, and then evicts them. If no eviction was made, it gives the cards back. It
+// reports whether this step must not try another pod: evictions have begun, no victim is left to evict, or the API server doesn't answer.
 func (e *Preemptors) begin(ctx context.Context, plan plan) (done bool) {
 	pod := plan.pod
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name), "node", plan.node, "cards", plan.where.Cards())
@@ -235,8 +235,8 @@ func (e *Preemptors) Renew(pod gpu.Pod, nominated string) bool {
 	return true
 }
 
-// endFailed ends the preemptors whose places were of no use.
-func (e *Preemptors) endFailed() {
+// updatePreemptors finds out which victims are gone, and ends the preemptors whose places were of no use.
+func (e *Preemptors) updatePreemptors() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.Clock.Now()
@@ -301,8 +301,8 @@ const (
 	gone
 )
 
-// slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The caller
-// holds the lock.
+// slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The
+// caller holds the lock.
 func (e *Preemptors) slowest(p preemptor) phase {
 	slowest := gone
 	proposed := e.proposed(p.pod.UID)[p.node].Pods

@@ -627,7 +627,7 @@ func TestRoundOfVictimWithoutMemory(t *testing.T) {
 			f := newFixture(t, func(f *fixture) { f.pending = fake.Pod("pending", 4, fake.Priority(9)) }, cpu)
 			victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-cpu"}}}
 			f.Proposed("uid-pending", victims)
-			if !f.Repeated(protocol.Pod(f.pending), victims) {
+			if !f.AwaitRepeated(protocol.Pod(f.pending), victims) {
 				t.Fatal("the victim would be evicted again")
 			}
 			f.later(interval)

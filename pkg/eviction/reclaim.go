@@ -138,7 +138,7 @@ const anyNode = ""
 func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]string, err error) {
 	var mu sync.Mutex
 	excluded = map[gpu.PodUID]string{}
-	gone := evicted(plan)
+	gone := victimUIDs(plan)
 	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {

@@ -20,8 +20,8 @@ type group struct {
 	cardless int
 }
 
-// starting returns the run that isn't running, or nil.
-func (g *group) starting() *run {
+// unsettled returns the run that isn't in PhaseRunning, or nil.
+func (g *group) unsettled() *run {
 	for _, r := range g.runs {
 		if r.phase != PhaseRunning {
 			return r
@@ -55,7 +55,7 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 // evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
 // member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, starting := mgr.home(g, m), g.starting()
+	home, starting := mgr.home(g, m), g.unsettled()
 	switch {
 	case home != nil:
 		return home
@@ -63,7 +63,7 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 		return mgr.begin(g, now)
 	case m.Run != "" && starting != nil && starting.phase == PhaseBroken && starting.inherited && starting.lastBound().Before(m.BoundAt):
 		mgr.nowRuns(starting, now)
-		starting = g.starting()
+		starting = g.unsettled()
 	}
 	switch {
 	case m.Run == "", starting == nil && (m.marksWhole() || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
@@ -97,7 +97,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 	if m.Node != "" {
 		return nil
 	}
-	return g.starting()
+	return g.unsettled()
 }
 
 // takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
@@ -207,12 +207,12 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if starting := g.starting(); m.Node == "" && starting != nil && starting.whole() {
+		if starting := g.unsettled(); m.Node == "" && starting != nil && starting.whole() {
 			mgr.move(starting, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if starting := g.starting(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
+	if starting := g.unsettled(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
 		mgr.nowRuns(starting, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
@@ -279,7 +279,8 @@ func (mgr *Manager) removeIfUnused(g *group) {
 	}
 }
 
-// Membership reports whether the pod is a member of a group, and whether it is placed like a single pod: its run is whole, or it asks for no cards.
+// Membership reports whether the pod is a member of a group, and whether the group doesn't need it any more: its run is in PhaseRunning, or it asks
+// for no cards.
 // Before this process leads, members have no runs, so none counts as whole. A pod that the watch has not reported yet is no member.
 func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
 	mgr.mu.Lock()

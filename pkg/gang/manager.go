@@ -65,7 +65,8 @@ type Observer interface {
 	GangHeld(wait time.Duration)
 	// GangBound counts gangs of which all members were bound.
 	GangBound()
-	// GangFailed counts failed plans. The reason is one of reasons.GroupFailures.
+	// GangFailed counts plans that ended before all members were bound, also those that gave way to others, and held binds that were rejected after
+	// the patience. The reason is one of reasons.GroupFailures.
 	GangFailed(reason reasons.Group)
 	// GangEvicted counts evicted members of broken runs.
 	GangEvicted()
@@ -234,7 +235,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if starting := g.starting(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil {
+	if starting := g.unsettled(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil {
 		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(starting, nil, now)
 	}

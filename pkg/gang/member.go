@@ -81,7 +81,7 @@ type Member struct {
 type category uint8
 
 const (
-	// other members don't count: they have ended without success, or are terminating.
+	// other members have ended without success, or are terminating.
 	other category = iota
 	// pending members are to be placed.
 	pending

@@ -249,8 +249,9 @@ func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	}
 }
 
-// abandonPlan ends the plan of a run without success. No bind of it is in flight. It has failed if its members didn't arrive, were deleted or could
-// not be bound. One that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest failure.
+// abandonPlan ends the plan of a run without success. No bind of the plan is in flight. The plan has failed if members didn't arrive, were deleted or
+// could not be bound. A plan that loses its memory to others has not, unless the run had memory for the patience, in all plans since the latest
+// failure.
 func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
 	mgr.endPlan(r, reason)

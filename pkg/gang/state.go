@@ -21,7 +21,8 @@ const (
 	PhasePermitting
 	// PhaseBinding: the barrier is open, and binds are in flight or unconfirmed.
 	PhaseBinding
-	// PhaseRunning: all members have been bound. Further members are placed like pods without a group.
+	// PhaseRunning: nothing more is decided for all members together, mostly because all have been bound. Members that come, or come back, are placed
+	// like pods without a group.
 	PhaseRunning
 	// PhaseBroken: some members are bound, and others could not be.
 	PhaseBroken

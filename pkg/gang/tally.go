@@ -115,7 +115,7 @@ func (t *tally) size() int {
 	return 0
 }
 
-// existing counts the members that are pending or bound, or have succeeded.
+// existing counts the members that are pending or bound, and the finished ones that count.
 func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.finished }
 
 // unbound counts the members that could be bound.

@@ -13,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// What a run waits for. One without a plan is tried in filter calls and by each Tick, and waits for, in this order:
+// What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order:
 //
 //   - More members, if too few exist (enough): reasons.GroupIncomplete.
 //   - The end of a pause, if it or others of its namespace have failed (checkPause): GroupPaused, GroupBehindFailed.
@@ -24,8 +24,8 @@ import (
 //   - Room (reserve): GroupNoRoom. If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
 //     awaited reservation, of cards for all eight, free or in use, and others do while the items before have little (queue.Reserver.Pass). Of the
-//     cards in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). The plan is made once all
-//     are free.
+//     cards in use, those with the youngest pods are reserved, if none of these pods is older than the item (Ledger.Await). It is planned as
+//     soon as there is room for all eight, on these cards or on others.
 
 const (
 	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other
@@ -85,7 +85,7 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	// Only r can use these places, or the memory of its awaited reservation.
 	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.HasAwaited(n.requests[0].Pod.UID)
 
-	// Fewer runs give way to one that is behind.
+	// A run behind one like it can displace fewer runs, so it has no room either.
 	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {
 		r.waitsFor, r.noRoom = reasons.GroupNoRoom, last
 		return false

@@ -169,8 +169,8 @@ func (l *Ledger) AwaitedItems() []string {
 	return slices.Collect(maps.Keys(l.reservations.items[Queued]))
 }
 
-// AwaitedMemory returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU or
-// another resource than of its memory counts with that part of the memory.
+// AwaitedMemory returns what an item's awaited reservation has on each node; nil if there is none. A pod that needs a larger part of the node's CPU
+// or another resource than of its memory counts with that part of the memory.
 func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -497,7 +497,7 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	for i := range c.cards {
 		since := c.oldest
 		if c.cards[i].Fits(demand) {
-			since = never
+			since = noEnd
 			usable++
 		}
 		c.since = append(c.since, since)
@@ -522,11 +522,12 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	return c.result
 }
 
-// use counts what a pod that was placed at that time uses. From a card on which the demand doesn't fit beside it, it has to end.
+// use counts what a pod that was placed at that time uses. If the demand no longer fits a card beside this pod, the pod has to end first, so the
+// card's time is that of the pod.
 func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.Demand) {
 	for _, share := range where {
 		i, ok := placement.Position(c.cards, share.Card)
-		if !ok || c.since[i] != never {
+		if !ok || c.since[i] != noEnd {
 			continue
 		}
 		if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
@@ -558,10 +559,11 @@ func (c *awaitedChoice) leaves(r *reservedShare) bool {
 	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
 }
 
-// never is later than any time at which a pod was placed, and justNow is that of a pod that isn't bound yet.
+// noEnd is the time of a card on which no pod has to end: later than any time at which a pod was placed. justNow is that of a pod that isn't bound
+// yet.
 var (
-	never   = time.Unix(1<<33, 0)
-	justNow = never.Add(-time.Second)
+	noEnd   = time.Unix(1<<33, 0)
+	justNow = noEnd.Add(-time.Second)
 )
 
 // countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before.

@@ -47,7 +47,8 @@ func benchmarkWith(b *testing.B, resources ledger.Resources, run func(b *testing
 	}
 }
 
-// reportCPU reports the CPU time of the calls after it, at the end of the benchmark. Unlike the time of a clock, it depends little on other processes.
+// reportCPU reports the CPU time of the calls after it, at the end of the benchmark. Unlike the time of a clock, it depends little on other
+// processes.
 func reportCPU(b *testing.B) (end func()) {
 	used := cpuTime()
 	return func() { b.ReportMetric(float64(cpuTime()-used)/float64(b.N), "cpu-ns/op") }
@@ -308,8 +309,8 @@ func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, reques
 	}
 }
 
-// BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. longest-reserve-ns is how long a reservation and
-// its end took at most meanwhile. NominateAll and ReserveAll are measured elsewhere. cpu-ns/op is the processor time of a call, with that of the
+// BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. longest-reserve-ns is how long a reservation
+// and its end took at most meanwhile. NominateAll and ReserveAll are measured elsewhere. cpu-ns/op is the processor time of a call, with that of the
 // reservations beside it. Await, Hold and End change all shares of a reservation while the lock is held once, so that no other pod gets what would be
 // free between two parts: those of 1,000 pods in "Await on its shortlist", 10,000 in Hold.
 func BenchmarkLock(b *testing.B) {

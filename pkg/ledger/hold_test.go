@@ -82,7 +82,7 @@ func TestTwoHoldsOfOnePod(t *testing.T) {
 		f.Hold(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.ReservedOn("n1", true))
+	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.CountedOn("n1", true))
 	expect(t, "another pod", []reasons.Reason{reasons.Fits, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
 	f.End(ledger.Reclaimed, "second")
 	expect(t, "nodes with pods", 0, f.ReservedNodes())
@@ -95,7 +95,7 @@ func TestTwoHoldsOnOneNode(t *testing.T) {
 		f.Hold(id, held([]heldPlace{{"a", "n1", gpu.On(0, 8), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.ReservedOn("n1", true))
+	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.CountedOn("n1", true))
 	f.End(ledger.Reclaimed, "second")
 	expect(t, "nodes with pods", 0, f.ReservedNodes())
 }

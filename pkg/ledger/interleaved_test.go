@@ -12,8 +12,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// large returns a ledger with 600 nodes of one card, and a request for each of the cards. The freed listener calls meanwhile once, as other goroutines
-// can do whenever the lock is free.
+// large returns a ledger with 600 nodes of one card, and a request for each of the cards. The freed listener calls meanwhile once, as other
+// goroutines can do whenever the lock is free.
 func large(t *testing.T, meanwhile *func()) (f *fixture, names []string, asking []ledger.Request) {
 	f = newFixture(t)
 	names, asking = make([]string, 600), make([]ledger.Request, 600)
@@ -107,12 +107,12 @@ func TestHoldEnded(t *testing.T) {
 	for range 20 {
 		var holding sync.WaitGroup
 		holding.Go(func() { f.Hold("unit", held(shares, 5)[0]) })
-		for len(f.ReservedOn("n1", true)) == 0 { // Until Hold has begun.
+		for len(f.CountedOn("n1", true)) == 0 { // Until Hold has begun.
 			runtime.Gosched()
 		}
 		f.End(ledger.Reclaimed, "unit")
 		holding.Wait()
-		expect(t, "pods on the node", 0, len(f.ReservedOn("n1", true)))
+		expect(t, "pods on the node", 0, len(f.CountedOn("n1", true)))
 		f.End(ledger.Reclaimed, "unit")
 	}
 }

@@ -515,7 +515,7 @@ func (l *Ledger) addNode(name string) *node {
 	*n = node{
 		// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
 		name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
-		reserved: l.reservations.elsewhere[name], planned: l.reservations.counted.any(name),
+		reserved: l.reservations.elsewhere[name], hasCounted: l.reservations.counted.any(name),
 	}
 	delete(l.reservations.elsewhere, name)
 	if l.outlook != nil {

@@ -16,8 +16,8 @@ type node struct {
 
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known bool
-	// planned is true if Ledger.ReservedOn has pods.
-	planned bool
+	// hasCounted is true if Ledger.CountedOn has pods.
+	hasCounted bool
 	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
 	costsKnown atomic.Bool
 	// costs has what the outlook computed for the node; nothing if nothing is expected.

@@ -110,9 +110,9 @@ func (l *Ledger) isBinding(uid gpu.PodUID) bool {
 	return r != nil && r.State == Binding
 }
 
-// ReservedOn returns the pods whose reservations count in the capacity of the node: those of plans and of fair sharing, and if withReclaimed is
+// CountedOn returns the pods whose reservations count in the capacity of the node: those of plans and of fair sharing, and if withReclaimed is
 // true those for which reclaim frees memory there. A Capacity may call it.
-func (l *Ledger) ReservedOn(node string, withReclaimed bool) (uids []gpu.PodUID) {
+func (l *Ledger) CountedOn(node string, withReclaimed bool) (uids []gpu.PodUID) {
 	c := l.reservations.counted
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +157,7 @@ func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool)
 
 func (l *Ledger) setPlanned(name string, planned bool) {
 	if n := l.nodes[name]; n != nil {
-		n.planned = planned
+		n.hasCounted = planned
 		n.setPlainLimit()
 	}
 }

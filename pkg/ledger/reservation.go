@@ -45,7 +45,7 @@ type Source uint8
 
 // The sources of placed reservations. Reserve, ReserveAll and Move place pods, and Own and Disown set the source.
 const (
-	Direct    Source = iota // A choice of cards by a bind. Nothing sets it.
+	Direct    Source = iota // A choice of cards by a bind. Disown returns to it.
 	Displaced               // A place of a pod that displaced groups. Only this one has Until.
 	Planned                 // The plan of a gang.
 	Granted                 // A turn by fair sharing.
@@ -72,17 +72,17 @@ const (
 type event uint8
 
 const (
-	notFitting event = iota // The item doesn't fit now.
-	assumed                 // An allocation was assumed for the pod.
-	bindBegun               // See Ledger.BeginBind.
-	bindEnded               // See Ledger.EndBind.
-	ended                   // Given up, taken for another item, or no longer needed, because the pod is bound.
+	reservedAhead event = iota // Memory is reserved that may still be in use.
+	assumed                    // An allocation was assumed for the pod.
+	bindBegun                  // See Ledger.BeginBind.
+	bindEnded                  // See Ledger.EndBind.
+	ended                      // Given up, taken for another item, or no longer needed, because the pod is bound.
 )
 
 // transitions are all changes of the state. Other events have no effect. They are ordinary: the allocation of a placed or binding reservation can
 // move (assumed), and what ends a reservation needn't know whether a bind has begun (ended): the outcome of the bind decides then.
 var transitions = map[ReservationState]map[event]ReservationState{
-	none:    {notFitting: Awaited, assumed: Placed, bindBegun: Binding},
+	none:    {reservedAhead: Awaited, assumed: Placed, bindBegun: Binding},
 	Awaited: {ended: none},
 	Placed:  {bindBegun: Binding, ended: none},
 	Binding: {bindEnded: Placed},
@@ -168,7 +168,7 @@ func (l *Ledger) End(source Source, id string) {
 // addReservation adds an awaited reservation without its shares.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
 	r.Shares, r.Victims = make([]Share, 0, len(r.Shares)), slices.Clone(r.Victims)
-	r.on(notFitting)
+	r.on(reservedAhead)
 	l.reservations.items[r.Source][id] = &r
 	return &r
 }

@@ -373,7 +373,7 @@ func differ[T comparable](want, got T) error {
 // verify compares what some pods see of each node, and which pods count in its capacity.
 func (r *reserver) verify() error {
 	for _, node := range r.nodes {
-		if want, got := r.model.reservedOn(node), r.fixture.ReservedOn(node, true); !slices.Equal(want, got) {
+		if want, got := r.model.reservedOn(node), r.fixture.CountedOn(node, true); !slices.Equal(want, got) {
 			return fmt.Errorf("pods that count on %s: want %v, got %v", node, want, got)
 		}
 	}
@@ -399,7 +399,8 @@ func (r *reserver) verify() error {
 }
 
 // TestReservationModel compares what each pod sees after each of many random operations with a trivial model: beside allocations there are
-// nominations, held places, an awaited reservation, owned places and binds whose outcome isn't known. Each worker has its own nodes, so its model is exact, but all of them use one ledger.
+// nominations, held places, an awaited reservation, owned places and binds whose outcome isn't known. Each worker has its own nodes, so its model is
+// exact, but all of them use one ledger.
 func TestReservationModel(t *testing.T) {
 	seeds, steps := uint64(12), 150
 	if testing.Short() {

@@ -42,7 +42,7 @@ func (l *Ledger) requestsOf(uid gpu.PodUID) string {
 }
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
-func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.planned) }
+func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.hasCounted) }
 
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
 func (l *Ledger) HasReserved(name string) bool {

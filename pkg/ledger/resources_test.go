@@ -175,7 +175,8 @@ func TestAwaitedResources(t *testing.T) {
 	}
 }
 
-// Pods of one item that differ only in their CPU are compared with the nodes separately: the best nodes for one may have too little CPU for the other.
+// Pods of one item that differ only in their CPU are compared with the nodes separately: the best nodes for one may have too little CPU for the
+// other.
 func TestAwaitedShapes(t *testing.T) {
 	f := newResourcesFixture(t, 40)
 	for _, node := range f.nodes[:39] {

@@ -11,7 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// TestRankFromRows changes nodes of many sorts at random. What Rank reads from the rows of costs is what it reads from the nodes, and what Check reads.
+// TestRankFromRows changes nodes of many sorts at random. What Rank reads from the rows of costs is what it reads from the nodes, and what Check
+// reads.
 func TestRankFromRows(t *testing.T) {
 	odd := spec(16, 16)
 	odd.Support = placement.Support{Cores: reasons.OldForCores, SeveralCards: reasons.OldForCards, SharedMemory: reasons.NoOwnSharedMemory}

@@ -714,7 +714,8 @@ func (s *simulation) nodeSpec() ledger.NodeSpec {
 }
 
 // pod returns a random pod: a third asks for several cards, a third for cores, a third has several containers, a quarter has its own shared
-// memory, a quarter prefers cards near an adapter, and a quarter needs them. Some can't be divided evenly, as those that were bound without the extender.
+// memory, a quarter prefers cards near an adapter, and a quarter needs them. Some can't be divided evenly, as those that were bound without the
+// extender.
 func (s *simulation) pod(name string) gpu.Pod {
 	p := pod(name, gpu.Memory(1+s.random.IntN(13)))
 	if s.random.IntN(6) == 0 {

@@ -115,7 +115,8 @@ func (f *Failures) Any(namespace string) bool {
 
 // Until returns until when the item must not be placed; a time that isn't after now if it may be. behind is true if that is because others of its
 // namespace failed. While another one is placed, the end is unknown, and Until returns when to ask again at the latest. A broken item only pauses:
-// what is bound of a broken run is evicted soon, and a run that goes on holds its memory anyway.
+// what is bound of a broken run is evicted soon, and a run that goes on holds its memory anyway. Until also notes that an item of the shape waits, so
+// that the failures of the shape aren't forgotten.
 func (f *Failures) Until(i Profile, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +164,7 @@ func (f *Failures) Placed(i Profile) {
 	}
 }
 
-// Reserved records that the item has an awaited reservation. If one of its namespace has one already, it counts as the only one.
+// Reserved records that the item has an awaited reservation. Of several items of a namespace, only the first one with such a reservation counts.
 func (f *Failures) Reserved(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -68,9 +68,9 @@ type choice struct {
 	until time.Time
 	// nodes have the reserved memory; nil if the item didn't fit anywhere.
 	nodes map[string]gpu.Memory
-	// fits is since when the item's cards are free; zero if they aren't.
-	fits    time.Time
-	profile Profile
+	// freeSince is since when the item's cards are free; zero if they aren't.
+	freeSince time.Time
+	profile   Profile
 	// pod is the item's pod if kube-scheduler places it; else empty.
 	pod gpu.PodUID
 }
@@ -104,7 +104,7 @@ func (r *Reserver) Pass(items []Item, now time.Time) {
 	r.choices = p.choices
 }
 
-// end ends the reservation of an item, and records if it is a pod that is bound. It does nothing if the item has no choice.
+// end ends the reservation of an item, and records if it is a pod that has an allocation. It does nothing if the item has no choice.
 func (r *Reserver) end(id string) {
 	c := r.choices[id]
 	if c == nil {
@@ -160,7 +160,7 @@ type pass struct {
 	totals map[*string]gpu.Memory
 }
 
-// reserve makes or keeps the reservation of the next item, if it may have one.
+// reserve makes or keeps the reservation of the next item, if it may have one. Pass ends the reservation of an item that isn't kept here.
 func (p *pass) reserve(item *Item) {
 	c := p.former[item.ID]
 	reserved := c != nil && c.nodes != nil
@@ -178,7 +178,7 @@ func (p *pass) reserve(item *Item) {
 	}
 	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c)
 	fits := item.ByKubeScheduler && (reserved || due) && p.fits(&requests[0])
-	if fits && !reserved || reserved && p.late(item, c, fits) {
+	if fits && !reserved || reserved && p.failIfLate(item, c, fits) {
 		return
 	}
 	p.tried[item.Like] = true
@@ -210,19 +210,19 @@ func (p *pass) keep(item *Item, c *choice) {
 	}
 }
 
-// late reports whether the item, which has a reservation, has fitted for too long without being placed, and begins its pause then.
-func (p *pass) late(item *Item, c *choice, fits bool) bool {
+// failIfLate reports whether the item, which has a reservation, has fitted for too long without being placed. It records the failure.
+func (p *pass) failIfLate(item *Item, c *choice, fits bool) bool {
 	if !fits && !p.Ledger.AwaitedFree(item.ID) {
-		c.fits = time.Time{}
+		c.freeSince = time.Time{}
 		return false
 	}
-	if c.fits.IsZero() {
-		c.fits = p.now
+	if c.freeSince.IsZero() {
+		c.freeSince = p.now
 	}
-	if p.now.Sub(c.fits) < Arrival {
+	if p.now.Sub(c.freeSince) < Arrival {
 		return false
 	}
-	p.Failures.Failed(c.profile, c.fits, p.now)
+	p.Failures.Failed(c.profile, c.freeSince, p.now)
 	return true
 }
 

@@ -60,7 +60,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if s.preemptors.Repeated(pod, answer) {
+	if s.preemptors.AwaitRepeated(pod, answer) {
 		klog.FromContext(ctx).Info("No victims proposed, because those of the last call are leaving or gone already", "pod", klog.KObj(object))
 		return nil, nil // kube-scheduler retries the pod when it sees their end.
 	}

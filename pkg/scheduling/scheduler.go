@@ -137,9 +137,9 @@ func (s *Scheduler) view() ledger.View {
 	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 }
 
-// capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.ReservedOn.
+// capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.CountedOn.
 func (s *Scheduler) capacity(withReclaimed bool) *eligibility.Capacity {
-	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.ReservedOn(node, withReclaimed) }, false)
+	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.CountedOn(node, withReclaimed) }, false)
 }
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
