@@ -140,7 +140,8 @@ func TestSearchWatchFirst(t *testing.T) {
 				}
 				b.watcher.Add(delivered)
 				for test.other && t.Context().Err() == nil {
-					if time.Sleep(5 * searchPause); len(p.pods.Cached()) > 0 {
+					time.Sleep(5 * searchPause)
+					if len(p.pods.Cached()) > 0 {
 						b.hanging.Resume()
 						return
 					}

@@ -103,13 +103,13 @@ func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
 	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
 }
 
-// recordWaste records that a unit wasn't bound although pods were evicted for it. The tenant's units of its kind pause, for twice as long after each
-// such failure of the tenant: a controller can replace the pods.
+// recordWaste records that a unit wasn't bound although its places were held until others had ended. The tenant's units of its kind pause, for twice
+// as long after each such failure of the tenant: a controller can replace the pods.
 func (r *reclaims) recordWaste(g *grant, now time.Time) {
 	kind := g.madeRoom
 	g.madeRoom = reclaimKind{}
 	if kind == (reclaimKind{}) || r.pausesForWaste(kind, now) {
-		return // No pods were evicted for it, or several units of this kind fail at the same time.
+		return // No places were held for it, or several units of this kind fail at the same time.
 	}
 	r.wastes.Prune(now, maxWastedPause)
 	r.wastes.Extend(kind.tenant, now, queue.LongestPause, maxWastedPause)
@@ -121,7 +121,7 @@ func (r *reclaims) pausesForWaste(kind reclaimKind, now time.Time) bool {
 	return r.wastes.Has(kind.tenant, now) && r.pauses[kind] == r.wastes[kind.tenant]
 }
 
-// recordArrival records that a pod of a unit was bound: pods that were evicted for the unit were evicted with success.
+// recordArrival records that a pod of a unit was bound: if its places were held, that was of use.
 func (r *reclaims) recordArrival(g *grant) {
 	if g.madeRoom != (reclaimKind{}) {
 		delete(r.wastes, g.madeRoom.tenant)

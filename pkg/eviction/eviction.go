@@ -77,7 +77,7 @@ type Observer interface {
 	APIWrite(kind string)
 }
 
-// Options configure an Executor, Members and Overusers.
+// Options configure the types of this package that evict pods, or have them evicted.
 type Options struct {
 	API API
 	// Ledger is used by Preemptors and a Reclaimer, Cache also by an Executor.

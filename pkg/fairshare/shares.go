@@ -26,7 +26,7 @@ type Terms struct {
 // DefaultTerms are those of a tenant for which nothing is set.
 var DefaultTerms = Terms{Weight: 1}
 
-// Tenant is a tenant among which memory is divided.
+// Tenant is one of those among which memory is divided.
 type Tenant struct {
 	Terms
 	// Name orders tenants that are equal otherwise, so that the shares don't depend on the order of the tenants.

@@ -55,27 +55,27 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 // evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
 // member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, starting := mgr.home(g, m), g.unsettled()
+	home, unsettled := mgr.home(g, m), g.unsettled()
 	switch {
 	case home != nil:
 		return home
 	case m.Node == "":
 		return mgr.begin(g, now)
-	case m.Run != "" && starting != nil && starting.phase == PhaseBroken && starting.inherited && starting.lastBound().Before(m.BoundAt):
-		mgr.nowRuns(starting, now)
-		starting = g.unsettled()
+	case m.Run != "" && unsettled != nil && unsettled.phase == PhaseBroken && unsettled.inherited && unsettled.lastBound().Before(m.BoundAt):
+		mgr.nowRuns(unsettled, now)
+		unsettled = g.unsettled()
 	}
 	switch {
-	case m.Run == "", starting == nil && (m.marksWhole() || mgr.countAs(m) != bound), starting != nil && !starting.mayInclude(m):
+	case m.Run == "", unsettled == nil && (m.marksWhole() || mgr.countAs(m) != bound), unsettled != nil && !unsettled.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, PhaseRunning, now)
 		return r
-	case starting == nil:
-		starting = mgr.begin(g, now)
+	case unsettled == nil:
+		unsettled = mgr.begin(g, now)
 	}
-	starting.id, starting.inherited = m.Run, true
-	return starting
+	unsettled.id, unsettled.inherited = m.Run, true
+	return unsettled
 }
 
 // home returns the run that a member belongs to:
@@ -207,13 +207,13 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if starting := g.unsettled(); m.Node == "" && starting != nil && starting.whole() {
-			mgr.move(starting, PhaseRunning, now)
+		if unsettled := g.unsettled(); m.Node == "" && unsettled != nil && unsettled.whole() {
+			mgr.move(unsettled, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if starting := g.unsettled(); starting != nil && starting.inherited && (starting.whole() || starting.lostMembers()) {
-		mgr.nowRuns(starting, now)
+	if unsettled := g.unsettled(); unsettled != nil && unsettled.inherited && (unsettled.whole() || unsettled.lostMembers()) {
+		mgr.nowRuns(unsettled, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true
@@ -280,8 +280,7 @@ func (mgr *Manager) removeIfUnused(g *group) {
 }
 
 // Membership reports whether the pod is a member of a group, and whether the group doesn't need it any more: its run is in PhaseRunning, or it asks
-// for no cards.
-// Before this process leads, members have no runs, so none counts as whole. A pod that the watch has not reported yet is no member.
+// for no cards. Before this process leads, members have no runs, so none counts as whole. A pod that the watch has not reported yet is no member.
 func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()

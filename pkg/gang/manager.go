@@ -235,9 +235,9 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if starting := g.unsettled(); known.Node != "" && r.phase == PhaseRunning && starting != nil && starting.plan == nil {
-		mgr.rehome(starting, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
-		mgr.changed(starting, nil, now)
+	if unsettled := g.unsettled(); known.Node != "" && r.phase == PhaseRunning && unsettled != nil && unsettled.plan == nil {
+		mgr.rehome(unsettled, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
+		mgr.changed(unsettled, nil, now)
 	}
 }
 

@@ -36,7 +36,7 @@ type plan struct {
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
 	uid gpu.PodUID
-	// requirements are those that the place is for: users can change labels.
+	// requirements are what the place was chosen for: users can change labels.
 	requirements requirements
 	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
 	// granted, and then to the bind.

@@ -141,7 +141,7 @@ func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.
 	return slices.Contains(broken[member.Gang], pod.UID)
 }
 
-// entersBefore orders the pods of a namespace by their creation, and as their items.
+// entersBefore orders the pods of a namespace as their items: by creation, then by name.
 func entersBefore(a, b *clustercache.PodInfo) bool {
 	return cmp.Or(a.Pending.Created.Compare(b.Pending.Created), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) < 0
 }
