@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -200,7 +200,7 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 }
 
 // write writes the inventory and the amounts.
-func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[corev1.ResourceName]any) error {
+func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[corev1.ResourceName]*resource.Quantity) error {
 	k.pacer.Tried(time.Now())
 	if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
 		return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
@@ -236,17 +236,18 @@ func keepHealthy(inventory *protocol.Inventory, former protocol.Inventory) {
 // amounts are what the node's status has beside the memory, by resource: the number of cards and their cores. Unhealthy cards count
 // too: pods may run on them, and a kubelet that restarts admits them again by these amounts (k8s.io/kubernetes
 // pkg/kubelet/lifecycle/predicate.go). The extender decides by card.
-func amounts(cards []gpu.Card) map[corev1.ResourceName]any {
-	return map[corev1.ResourceName]any{
-		protocol.ResourceCount: strconv.Itoa(len(cards)),
-		protocol.ResourceCores: strconv.Itoa(len(cards) * int(gpu.CardCores)),
+func amounts(cards []gpu.Card) map[corev1.ResourceName]*resource.Quantity {
+	n := int64(len(cards))
+	return map[corev1.ResourceName]*resource.Quantity{
+		protocol.ResourceCount: resource.NewQuantity(n, resource.DecimalSI),
+		protocol.ResourceCores: resource.NewQuantity(n*int64(gpu.CardCores), resource.DecimalSI),
 	}
 }
 
-// has reports whether the list has the amounts.
-func has(list corev1.ResourceList, amounts map[corev1.ResourceName]any) bool {
+// has reports whether the list has the amounts. The API server writes some of them in another form, such as 1k for 1000.
+func has(list corev1.ResourceList, amounts map[corev1.ResourceName]*resource.Quantity) bool {
 	for name, amount := range amounts {
-		if q, ok := list[name]; !ok || q.String() != amount {
+		if q, ok := list[name]; !ok || !q.Equal(*amount) {
 			return false
 		}
 	}
@@ -257,7 +258,7 @@ func has(list corev1.ResourceList, amounts map[corev1.ResourceName]any) bool {
 // reader ignores an inventory if its number of cards differs from gpu-count and their sum from gpu-mem, which can lag behind
 // (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes
 // pkg/registry/core/node/strategy.go, nodeStatusStrategy).
-func patchCards(ctx context.Context, client Client, node string, inventory any, amounts map[corev1.ResourceName]any) error {
+func patchCards(ctx context.Context, client Client, node string, inventory any, amounts map[corev1.ResourceName]*resource.Quantity) error {
 	data, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{protocol.AnnotationInventory: inventory}},
 		"status":   map[string]any{"capacity": amounts, "allocatable": amounts},
@@ -274,7 +275,7 @@ func patchCards(ctx context.Context, client Client, node string, inventory any, 
 // Cleanup removes from a Node object what only the plugin writes there: the inventory and the amounts beside the memory. A plugin that
 // still runs on the node writes both again.
 func Cleanup(ctx context.Context, client Client, node string) error {
-	if err := patchCards(ctx, client, node, nil, map[corev1.ResourceName]any{protocol.ResourceCount: nil, protocol.ResourceCores: nil}); err != nil {
+	if err := patchCards(ctx, client, node, nil, map[corev1.ResourceName]*resource.Quantity{protocol.ResourceCount: nil, protocol.ResourceCores: nil}); err != nil {
 		return fmt.Errorf("removing %s and the inventory from node %s: %w", protocol.ResourceCount, node, err)
 	}
 	return nil

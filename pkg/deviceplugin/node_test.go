@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -57,6 +58,21 @@ func TestInventory(t *testing.T) {
 	await.True(t, "the inventory and both on the new node", func() bool {
 		return b.node().Annotations[protocol.AnnotationInventory] != "" && reported()
 	})
+}
+
+// The plugin recognizes what it has written, also if the API server writes it in another form. It would write it again and again otherwise, and
+// report another writer.
+func TestAmountsAreRecognized(t *testing.T) {
+	for _, n := range []int{1, 9, 10, 16, 20, gpu.MaxNodeCards} {
+		want := amounts(newCards(make([]gpu.Memory, n)...))
+		data, err := json.Marshal(want)
+		check.Must(t, err)
+		var list corev1.ResourceList
+		check.Must(t, json.Unmarshal(data, &list))
+		if !has(list, want) {
+			t.Errorf("%d cards: the amounts aren't recognized in %s", n, data)
+		}
+	}
 }
 
 // A plugin that is killed during its writes, or loses its API server, must not leave a node that reads as a node of the
