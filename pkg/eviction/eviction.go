@@ -2,17 +2,17 @@
 //
 // Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. Preemptors notes it (Rejected in fragmented.go) and chooses the victims (plan.go).
-//     The ledger keeps its place as a nomination. If that was of no use (updatePreemptors in preemptor.go), the pod pauses.
-//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). The ledger keeps
-//     its place as a nomination (preemptions.go). If that was of no use (updatePreemptors in preemptor.go), kube-scheduler tries other nodes.
+//   - For a pod that only fragmentation keeps pending. A Defragmenter notes it (Rejected in defragmenter.go) and chooses the victims (plan.go).
+//     Preemptors keeps its place, as a nomination in the ledger. If that was of no use (Preemptors.update), the pod pauses.
+//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). Preemptors keeps
+//     its place (preemptions.go). If that was of no use (Preemptors.update), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
 //     hold. If they were of no use (updateHolds and recordWaste in dispatch), its tenant's units of that kind pause.
 //   - For a broken group. Package gang finds it and chooses its bound members, and Members evicts them. No place is kept.
 //   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.
 //
-// Executor makes the evictions of Preemptors and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
+// Executor makes the evictions of Defragmenter and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
 // them would be granted. Survey collects the input for package preemption.
 package eviction
 
@@ -80,7 +80,7 @@ type Observer interface {
 // Options configure the types of this package that evict pods, or have them evicted.
 type Options struct {
 	API API
-	// Ledger is used by Preemptors and a Reclaimer, Cache also by an Executor.
+	// Ledger is used by Preemptors, a Defragmenter and a Reclaimer, Cache also by an Executor.
 	Ledger   *ledger.Ledger
 	Cache    Cache
 	Recorder record.EventRecorder

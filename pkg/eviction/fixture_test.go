@@ -52,7 +52,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}), false, func() {})
+	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}), func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -119,19 +119,20 @@ func (c *cluster) Budgets(namespace string) (budgets []*policyv1.PodDisruptionBu
 	return budgets
 }
 
-// fixture is Preemptors that doesn't run: the test moves the clock and calls its steps.
+// fixture is Preemptors and a Defragmenter that don't run: the test moves the clock and calls their steps.
 //
 // Its node n1 has two cards of 16. a7 and a5, of priority 1, use 7 and 5 of the first card; b12, of priority 2, uses 12 of the
 // second card. The pending pod, of priority 9, asks for 8: the node's sum has room for it, but no card has.
 type fixture struct {
 	*Preemptors
 	*cluster
-	t        testing.TB
-	clock    *clocktesting.FakeClock
-	server   *fake.Server
-	observer *fake.Observer
-	events   chan string
-	standby  error
+	defragmenter *Defragmenter
+	t            testing.TB
+	clock        *clocktesting.FakeClock
+	server       *fake.Server
+	observer     *fake.Observer
+	events       chan string
+	standby      error
 	// requeues counts the requeues of rejected pods.
 	requeues             int
 	a7, a5, b12, pending *corev1.Pod
@@ -155,7 +156,8 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder)), true, func() { f.requeues++ })
+	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder)), func() { f.requeues++ })
+	f.defragmenter = NewDefragmenter(f.executor, f.Preemptors)
 	f.informed = f.Preemptors
 	f.executor.Tick(context.Background())
 	return f
@@ -190,7 +192,7 @@ func withSecondNode() []runtime.Object {
 
 // reject records that filter found no room for the pod on the nodes.
 func (f *fixture) reject(pod *corev1.Pod, nodes ...string) {
-	f.Rejected(protocol.Pod(pod), pod.Status.NominatedNodeName, slices.Values(nodes), f.clock.Now())
+	f.defragmenter.Rejected(protocol.Pod(pod), pod.Status.NominatedNodeName, slices.Values(nodes), f.clock.Now())
 }
 
 // startRound makes filter reject the pending pod, so that a round begins.
@@ -204,6 +206,7 @@ func (f *fixture) later(d time.Duration) {
 	f.clock.Step(d)
 	f.executor.Tick(context.Background())
 	f.Tick(context.Background())
+	f.defragmenter.Tick(context.Background())
 }
 
 // reserves reports whether a card is reserved for the pending pod by a round.
@@ -213,7 +216,7 @@ func (f *fixture) reserves() bool {
 
 // fitsFor reports whether another pod would find memory on n1.
 func (f *fixture) fitsFor(priority int32, memory gpu.Memory) bool {
-	return f.fits(gpu.Pod{UID: "other", Priority: priority, Request: memory}, "n1")
+	return fits(f.Ledger, gpu.Pod{UID: "other", Priority: priority, Request: memory}, "n1")
 }
 
 // wantEvicted compares the requested evictions so far. A dry run has the prefix "?".

@@ -9,6 +9,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -24,20 +25,20 @@ type plan struct {
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
-func (e *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
+func (d *Defragmenter) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	var names []string
 	var nodes []preemption.Node
-	outranked := e.Ledger.Outranked(pod.Pod, candidates)
+	outranked := d.Ledger.Outranked(pod.Pod, candidates)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
-	s := NewSurvey(e.Ledger, e.Cache, pod, min(len(outranked), maxPlans), e.Clock.Now())
+	s := NewSurvey(d.Ledger, d.Cache, pod, min(len(outranked), maxPlans), d.Clock.Now())
 	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break
 		}
-		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) && e.Ledger.FitsResources(name, pod.Pod, nil) {
-			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !p.Terminating && !e.executor.mayEvict(p.UID, p.Budgets) })
+		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) && d.Ledger.FitsResources(name, pod.Pod, nil) {
+			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !p.Terminating && !d.executor.mayEvict(p.UID, p.Budgets) })
 			names, nodes = append(names, name), append(nodes, node)
 		}
 	}
@@ -52,7 +53,7 @@ func (e *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo, 
 	waits := Waiting{IDs(pod.Pod)[0], out.node, out.where.Cards()}
 	out.evictions = Round{Cause: ByPriority, For: []Waiting{waits}}
 	for _, uid := range chosen.Pods {
-		if _, victim, held := e.Ledger.Lookup(uid); held && !victim.Leaving {
+		if _, victim, held := d.Ledger.Lookup(uid); held && !victim.Leaving {
 			out.evictions.Victims = append(out.evictions.Victims, Victim{
 				Pods: IDs(victim.Pod), For: waits.PodID, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, out.node), Why: " of higher priority",
 			})
@@ -62,12 +63,12 @@ func (e *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo, 
 }
 
 // nominationValid reports whether the pod can still get a card of the node to which it is nominated.
-func (e *Preemptors) nominationValid(pod *clustercache.PodInfo, name string) bool {
-	object, ok := e.Cache.Node(name)
+func (d *Defragmenter) nominationValid(pod *clustercache.PodInfo, name string) bool {
+	object, ok := d.Cache.Node(name)
 	if !ok {
 		return false // The node was deleted in the meantime.
 	}
-	available, reason := e.Ledger.Availability(name, pod.Pod, nil)
+	available, reason := d.Ledger.Availability(name, pod.Pod, nil)
 	if reason.Unresolvable() {
 		return false
 	}
@@ -75,14 +76,14 @@ func (e *Preemptors) nominationValid(pod *clustercache.PodInfo, name string) boo
 	if reasons := eligibility.Closed(object, protocol.ParseNode(object)); len(reasons) > 0 {
 		node.Closed = reasons[0].Text
 	}
-	leaving := slices.ContainsFunc(e.Cache.PodsOn(name), func(other *clustercache.PodInfo) bool {
-		return other.Node != "" && other.Request > 0 && other.Leaving && other.Priority < pod.Priority && !other.Overdue(e.Clock.Now())
+	leaving := slices.ContainsFunc(d.Cache.PodsOn(name), func(other *clustercache.PodInfo) bool {
+		return other.Node != "" && other.Request > 0 && other.Leaving && other.Priority < pod.Priority && !other.Overdue(d.Clock.Now())
 	})
 	return node.NominationValid(eligibility.Parse(pod.Constraints), available.Cards, pod.Demand(), leaving)
 }
 
 // fits reports whether the pod would find a card on one of the nodes.
-func (e *Preemptors) fits(pod gpu.Pod, nodes ...string) (fits bool) {
-	e.Ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+func fits(l *ledger.Ledger, pod gpu.Pod, nodes ...string) (fits bool) {
+	l.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// This file follows the preemptions of kube-scheduler, with and without evictions for fragmented pods: while the victims of a preemptor are leaving,
-// its place is kept, and no further victims are proposed.
+// This file follows the preemptions of kube-scheduler: while the victims of a preemptor are leaving, its place is kept, and no further victims are
+// proposed.
 
 // proposal is the answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -22,17 +22,16 @@ type proposal struct {
 	victims map[string]preemption.Victims
 }
 
-// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so Preemptors doesn't.
-func (e *Preemptors) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.blocked, uid)
-	e.proposals[uid] = proposal{e.Clock.Now(), victims}
+// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so a Defragmenter doesn't.
+func (ps *Preemptors) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.proposals[uid] = proposal{ps.Clock.Now(), victims}
 }
 
 // proposed returns the victims that were proposed for the pod a short time ago, by node.
-func (e *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
-	if p, ok := e.proposals[uid]; ok && e.Clock.Since(p.at) < cycle {
+func (ps *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
+	if p, ok := ps.proposals[uid]; ok && ps.Clock.Since(p.at) < cycle {
 		return p.victims
 	}
 	return nil
@@ -42,27 +41,27 @@ func (e *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 // there and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for
 // an end that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the
 // nomination, so the place is kept here.
-func (e *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	told, nominated := e.proposed(pod.UID), ""
-	if known, ok := e.Cache.Pod(pod.Namespace, pod.Name); ok {
+func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	told, nominated := ps.proposed(pod.UID), ""
+	if known, ok := ps.Cache.Pod(pod.Namespace, pod.Name); ok {
 		nominated = known.NominatedNode
 	}
 	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(told))) {
 		again := answer[node].Pods
 		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool {
-			return !slices.Contains(told[node].Pods, uid) || e.phase(node, uid) == running
+			return !slices.Contains(told[node].Pods, uid) || ps.phase(node, uid) == running
 		}) {
 			continue
 		}
-		p, known := e.preemptors[pod.UID]
+		p, known := ps.all[pod.UID]
 		switch {
 		case known && (p.node == node || p.evicting()): // The Executor goes on with its round.
 			p.awaited = true
-			e.preemptors[pod.UID] = p
-		case e.isPending(pod):
-			e.reserve(preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
+			ps.all[pod.UID] = p
+		case ps.isPending(pod):
+			ps.reserve(preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
 		default:
 			return false // Nothing would make kube-scheduler retry it.
 		}
@@ -81,12 +80,12 @@ func (e *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vic
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
 // says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
 // candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
-func (e *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p, known := e.preemptors[pod.UID]
+func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p, known := ps.all[pod.UID]
 	if nominated == "" && !known {
-		nominated = cmp.Or(e.onlyProposed(pod.UID, nodes), e.seenEnd(pod, nodes))
+		nominated = cmp.Or(ps.onlyProposed(pod.UID, nodes), ps.seenEnd(pod, nodes))
 	}
 	if nominated != "" && (!known || nominated != p.nominated) {
 		// The place that is known is on another node.
@@ -97,15 +96,15 @@ func (e *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at tim
 	if p.evicting() || !slices.Contains(nodes, p.node) {
 		return
 	}
-	if victims := e.leavingFor(pod, p.node); len(victims) > 0 && (known || e.isPending(pod)) {
+	if victims := ps.leavingFor(pod, p.node); len(victims) > 0 && (known || ps.isPending(pod)) {
 		p.victims, p.own, p.freedAt, p.offered = victims, false, time.Time{}, at
-		e.reserve(p)
+		ps.reserve(p)
 	}
 }
 
 // onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
-func (e *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
-	proposed := e.proposed(uid)
+func (ps *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
+	proposed := ps.proposed(uid)
 	for _, node := range nodes {
 		if _, ok := proposed[node]; ok && only != "" {
 			return ""
@@ -117,9 +116,9 @@ func (e *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) 
 }
 
 // seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
-func (e *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
-	for _, node := range e.Ledger.SeenEnd(pod, nodes) {
-		if len(e.leavingFor(pod, node)) > 0 {
+func (ps *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
+	for _, node := range ps.Ledger.SeenEnd(pod, nodes) {
+		if len(ps.leavingFor(pod, node)) > 0 {
 			return node
 		}
 	}
@@ -127,22 +126,22 @@ func (e *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
 }
 
 // isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
-func (e *Preemptors) isPending(pod gpu.Pod) bool {
-	known, ok := e.Cache.Pod(pod.Namespace, pod.Name)
+func (ps *Preemptors) isPending(pod gpu.Pod) bool {
+	known, ok := ps.Cache.Pod(pod.Namespace, pod.Name)
 	return ok && known.UID == pod.UID && known.Pending != nil
 }
 
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
 // node now but does once they are gone.
-func (e *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
-	available, reason := e.Ledger.Availability(node, pod, nil)
+func (ps *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
+	available, reason := ps.Ledger.Availability(node, pod, nil)
 	if !reason.Resolvable() {
 		return nil
 	}
-	proposed := e.proposed(pod.UID)[node].Pods
+	proposed := ps.proposed(pod.UID)[node].Pods
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
-		if a.Priority < pod.Priority && (e.phase(node, a.UID) == departing || slices.Contains(proposed, a.UID)) {
+		if a.Priority < pod.Priority && (ps.phase(node, a.UID) == departing || slices.Contains(proposed, a.UID)) {
 			placement.Release(available.Cards, a.Placement)
 			victims = append(victims, a.UID)
 		}
@@ -155,15 +154,15 @@ func (e *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID)
 
 // TryWait reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
 // reports true once for each filter call that offered this node, which it remembers as answered.
-func (e *Preemptors) TryWait(uid gpu.PodUID) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p, ok := e.preemptors[uid]
+func (ps *Preemptors) TryWait(uid gpu.PodUID) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p, ok := ps.all[uid]
 	if !ok {
 		return false
 	}
-	awaits := e.Clock.Since(p.offered) < cycle || p.evicting() && e.slowest(p) != gone
+	awaits := ps.Clock.Since(p.offered) < cycle || p.evicting() && ps.slowest(p) != gone
 	p.offered, p.awaited = time.Time{}, p.awaited || awaits
-	e.preemptors[uid] = p
+	ps.all[uid] = p
 	return awaits
 }

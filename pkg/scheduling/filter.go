@@ -19,7 +19,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	pod, err := checkRequest(object)
 	if err != nil {
 		s.requeue.ForgetRejection(gpu.PodUID(object.UID)) // No memory that comes free helps it.
-		s.preemptors.Passed(gpu.PodUID(object.UID))
+		s.defragmenter.Forget(gpu.PodUID(object.UID))
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
 	if s.fair.awaitsTurn(pod) {
@@ -98,9 +98,9 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 	s.nominator.Rejected(c.pod.UID, c.Nodes)
 	switch {
 	case c.elsewhere:
-		s.preemptors.Passed(c.pod.UID) // No pod is evicted for it meanwhile.
+		s.defragmenter.Forget(c.pod.UID) // No pod is evicted for it meanwhile.
 	case !clustercache.NeverPreempts(c.object) && !s.ledger.NeedsTurn(c.pod):
-		s.preemptors.Rejected(c.pod, c.object.Status.NominatedNodeName, c.full(), c.now)
+		s.defragmenter.Rejected(c.pod, c.object.Status.NominatedNodeName, c.full(), c.now)
 	}
 }
 
@@ -108,7 +108,7 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 func (s *Scheduler) recordPass(c *filterCall) {
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
 	s.requeue.Passed(c.pod.UID, c.onlyNominated || len(c.Passed) < c.fitting)
-	s.preemptors.Passed(c.pod.UID)
+	s.defragmenter.Forget(c.pod.UID)
 	s.nominator.Passed(c.pod.UID)
 	if c.Reasons == nil || len(c.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
 		s.addTentative(c.pod, c.Names(), c.now)

@@ -64,7 +64,10 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Record: o.EvictionRecord,
 	}
 	s.executor = eviction.NewExecutor(evictions)
-	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
+	s.preemptors = eviction.NewPreemptors(s.executor, func() { s.requeue.All("") })
+	if o.EvictFragmented {
+		s.defragmenter = eviction.NewDefragmenter(s.executor, s.preemptors)
+	}
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
 	}

@@ -53,7 +53,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	if s.EvictFragmented { // kube-scheduler 1.38 and later. Preemptors frees a card on these nodes, and violates no budget.
+	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Defragmenter frees a card on these nodes, and violates no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
 	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, clustercache.NewPodInfo(object), len(proposed), s.Clock.Now()).Victims(ctx, proposed)

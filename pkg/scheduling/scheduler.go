@@ -63,7 +63,7 @@ type Options struct {
 	// if filter calls always have every node that passes kube-scheduler's own filters.
 	SampleSize func(nodes int) int
 	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
-	// eviction.Preemptors.
+	// eviction.Defragmenter.
 	EvictFragmented bool
 	// EvictionRecord is the ConfigMap in which evictions for other pods are recorded before they begin.
 	EvictionRecord types.NamespacedName
@@ -114,7 +114,9 @@ type Scheduler struct {
 	binder     *binding.Binder
 	executor   *eviction.Executor
 	preemptors *eviction.Preemptors
-	members    *eviction.Members
+	// defragmenter is nil if no pod is evicted because of fragmentation, members are nil without gangs.
+	defragmenter *eviction.Defragmenter
+	members      *eviction.Members
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.Overusers
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
@@ -150,6 +152,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.requeue.Run(ctx) })
 	g.Go(func() error { return s.preemptors.Run(ctx) })
 	g.Go(func() error { return s.waiting.run(ctx) })
+	if s.defragmenter != nil {
+		g.Go(func() error { return s.defragmenter.Run(ctx) })
+	}
 	if s.evictsForOthers() {
 		g.Go(func() error { return s.executor.Run(ctx) })
 	}
