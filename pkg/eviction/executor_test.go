@@ -329,6 +329,43 @@ func TestExecutorRecords(t *testing.T) {
 	}
 }
 
+// An operator deletes the record, or empties it, while a round is in progress: it goes on, further ones begin, and the next leader finds them.
+func TestExecutorRecordDeleted(t *testing.T) {
+	for name, change := range map[string]func(f *executions){
+		"it is deleted": func(f *executions) { f.server.RemoveConfigMap(recordName) },
+		"it is emptied": func(f *executions) {
+			f.server.RemoveConfigMap(recordName)
+			if _, err := f.server.CreateConfigMap(t.Context(), recordName.Namespace, recordName.Name); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newExecutions(t)
+			x := f.process(f.server)
+			f.refused = "s"
+			if until, err := f.evict(x); until.IsZero() {
+				t.Fatal(err)
+			}
+			change(f)
+			other := f.round
+			other.For = []Waiting{{PodID{"default", "a", "uid-a"}, "n1", []int{0}}}
+			other.Victims = []Victim{{Pods: f.round.Victims[1].Pods, For: other.For[0].PodID, What: "Evicted"}}
+			f.refused = ""
+			if _, until, err := x.Evict(t.Context(), other, always); err != nil || until.IsZero() {
+				t.Errorf("another round doesn't begin: %v", err)
+			}
+			if f.running() != "" {
+				t.Errorf("%s run", f.running())
+			}
+			next := f.process(f.server)
+			if got := next.Inherited(ByShare); len(got) != 2 {
+				t.Errorf("the next leader finds %d rounds", len(got))
+			}
+		})
+	}
+}
+
 // A record that can't be written is tried again every five seconds, not at each step.
 func TestExecutorWritesAgain(t *testing.T) {
 	f := newExecutions(t)

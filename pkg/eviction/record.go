@@ -108,13 +108,17 @@ func (x *Executor) writeRecord(ctx context.Context) (err error) {
 		}
 		object, err := x.API.PatchConfigMap(ctx, x.Record.Namespace, x.Record.Name, version, map[string]string{keyRounds: text, keyHolder: holder})
 		written := err == nil
-		if apierrors.IsConflict(err) {
-			object, err = x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
-		}
 		switch {
-		case err != nil:
+		case apierrors.IsConflict(err):
+			object, err = x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+		case apierrors.IsNotFound(err):
+			object, err = x.API.CreateConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+		}
+		if err != nil {
 			return err
-		case object.Data[keyHolder] != holder:
+		}
+		// It has no holder if a user has deleted or emptied it.
+		if other := object.Data[keyHolder]; other != holder && other != "" {
 			x.resign()
 			standby = true
 			return errOtherHolder

@@ -232,6 +232,13 @@ func (s *Server) CreateConfigMap(_ context.Context, namespace, name string) (*co
 	return object.DeepCopy(), nil
 }
 
+// RemoveConfigMap deletes a ConfigMap.
+func (s *Server) RemoveConfigMap(name types.NamespacedName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.configMaps, name)
+}
+
 // PatchConfigMap sets data of a ConfigMap.
 func (s *Server) PatchConfigMap(_ context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
 	s.mu.Lock()
