@@ -65,7 +65,7 @@ func TestSearch(t *testing.T) {
 		"only the first list fails": {list: func(_ *fixture, _ *corev1.Pod, lists int) bool { return lists == 1 }, want: "1"},
 		"no list is made because the API server didn't answer a moment ago": {
 			before: func(b *fixture, p *Plugin, pod *corev1.Pod) {
-				p.pods.silentUntil.Store(time.Now().Add(time.Minute).UnixNano())
+				p.pods.silentUntil = time.Now().Add(time.Minute)
 				time.AfterFunc(5*searchPause, func() { b.watcher.Add(pod) })
 			},
 			list: func(b *fixture, _ *corev1.Pod, _ int) bool {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -139,8 +138,8 @@ type podSource struct {
 	client   Client
 	node     string
 	informer cache.SharedIndexInformer
-	// silentUntil is the time until which the API server counts as unreachable, in Unix nanoseconds.
-	silentUntil atomic.Int64
+	// silentUntil is the time until which the API server counts as unreachable. The allocator's turn guards it.
+	silentUntil time.Time
 }
 
 const (
@@ -240,7 +239,7 @@ func (s *podSource) Search(ctx context.Context, enough func() bool) (pods []allo
 			}
 		case <-bounded.Done():
 			if ctx.Err() == nil && !silent {
-				s.silentUntil.Store(time.Now().Add(silence).UnixNano())
+				s.silentUntil = time.Now().Add(silence)
 			}
 			if failed == nil {
 				failed = fmt.Errorf("listing the pods of node %s: %w", s.node, bounded.Err())
@@ -250,7 +249,7 @@ func (s *podSource) Search(ctx context.Context, enough func() bool) (pods []allo
 	}
 }
 
-func (s *podSource) isSilent() bool { return time.Now().UnixNano() < s.silentUntil.Load() }
+func (s *podSource) isSilent() bool { return time.Now().Before(s.silentUntil) }
 
 func (s *podSource) list(ctx context.Context) ([]allocation.Pod, error) {
 	objects, err := s.client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: onNode(s.node).String()})
