@@ -253,12 +253,12 @@ func (r *registrar) watch(ctx context.Context, kubelet socketFile, own *serving)
 		switch {
 		case problem != nil:
 			return problem
-		case !own.socket.unchanged():
-			return errors.New("the plugin's socket was removed")
 		case !kubelet.unchanged():
 			return errRestarted
-		case r.service.Listening():
+		case r.service.Listening(): // Its connection outlives the socket.
 			silent = time.Now()
+		case !own.socket.unchanged():
+			return errors.New("the plugin's socket was removed")
 		case time.Since(silent) > listenGrace:
 			return errors.New("the kubelet doesn't listen to the plugin")
 		}

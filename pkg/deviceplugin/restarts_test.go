@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -93,6 +94,30 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	if k2.unreached > 0 || k2.registrations != 1 {
 		t.Errorf("%d registrations without a reachable plugin, %d others, want 0 and 1", k2.unreached, k2.registrations)
 	}
+}
+
+// The kubelet keeps its connection if another program removes the plugin's socket. If the plugin ended that, to register again, the kubelet would fail the
+// pods that it admits meanwhile.
+func TestOwnSocketRemoved(t *testing.T) {
+	b := newFixture(t)
+	k, p := b.up(40)
+	sockets, err := filepath.Glob(filepath.Join(b.dir, socketPattern))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets %v, %v", sockets, err)
+	}
+	check.Must(t, os.Remove(sockets[0]))
+	for i := range 40 { // The checkpoint is written for each, so the plugin looks at the directory again and again.
+		pod := newPod(fmt.Sprint("p", i), main(1), assumed(0, i))
+		b.create(p, pod)
+		k.mustAdmit(pod)
+	}
+	k.awaitRegistrations(1)
+
+	// It is needed by a kubelet that connects again.
+	k.mu.Lock()
+	check.Must(t, k.connection.Close())
+	k.mu.Unlock()
+	k.awaitRegistrations(2)
 }
 
 // A socket that a killed plugin has left is removed, and one that another plugin serves is kept.
