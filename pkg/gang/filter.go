@@ -97,7 +97,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 }
 
 // nodesFromPlan answers from the plan. If the planned node isn't among the names (because they are a sample, or for a reason that only
-// kube-scheduler knows), the member moves to a node that is.
+// kube-scheduler knows, such as a member that it has placed there), the member moves to a node that is.
 func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []string, all *candidates, now time.Time) FilterResult {
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
@@ -108,9 +108,8 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		return FilterResult{Reason: reasons.GroupTimedOut}
 	case pm.node == "":
 		return FilterResult{Nodes: names}
-	case slices.Contains(names, pm.node):
-		return FilterResult{Nodes: []string{pm.node}}
-	case mgr.movePlace(m, pm, names, now):
+	case slices.Contains(names, pm.node), mgr.movePlace(m, pm, names, now):
+		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
 	case !mgr.checkPlace(r, m, pm, now):
 		return FilterResult{Reason: reasons.GroupPlaceLost}
@@ -118,6 +117,9 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
 	case r.phase == PhaseBinding:
 		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the plan ends.
+	case mgr.exchangePlace(r, m, pm, names, now):
+		pm.passed = true
+		return FilterResult{Nodes: []string{pm.node}}
 	}
 	mgr.abandonPlan(r, reasons.GroupUnplaced, now)
 	return FilterResult{Reason: reasons.GroupUnplaced}
@@ -131,6 +133,30 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 		mgr.setPlace(pm, node)
 	}
 	return ok
+}
+
+// exchangePlace gives the member the place of an equal one, on one of the nodes, and that one the member's place. It reports whether there is an
+// equal member that kube-scheduler has not placed yet. The plan doesn't know what constraints such as spreading make of their order.
+func (mgr *Manager) exchangePlace(r *run, m *member, pm *plannedMember, nodes []string, now time.Time) bool {
+	offered := make(map[string]bool, len(nodes))
+	for _, node := range nodes {
+		offered[node] = true
+	}
+	for _, o := range r.plan.order {
+		other := r.members[o.uid]
+		if o.passed || !offered[o.node] || o.requirements != pm.requirements || other.Template != m.Template {
+			continue
+		}
+		places, _ := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: m.Pod, Nodes: []string{o.node}}, {Pod: other.Pod, Nodes: []string{pm.node}}},
+			[][]gpu.PodUID{{m.UID, o.uid}}, mgr.View, mgr.Capacity(), now)
+		if places == nil {
+			return false
+		}
+		mgr.setPlace(pm, places[0].Node)
+		mgr.setPlace(o, places[1].Node)
+		return true
+	}
+	return false
 }
 
 // reportProblem returns the reason why the member can't be placed, even if all memory is free. It records an Event, but not about a

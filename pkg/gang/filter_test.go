@@ -142,3 +142,29 @@ func TestFilterSample(t *testing.T) {
 		})
 	}
 }
+
+// TestExchangedPlaces: a group has all cards of two nodes, and kube-scheduler spreads its members evenly over these. The plan doesn't know that, so a
+// member gets the place of a later one, but not of one that kube-scheduler has placed.
+func TestExchangedPlaces(t *testing.T) {
+	s := newFixture(t)
+	nodes := []string{"n0", "n1"}
+	s.createMany(4, "g", 4, 16, "a")
+	placed := map[string]int{}
+	for i, candidates := range [][]string{nodes, {"n1"}, nodes, {"n1"}} {
+		got := s.manager.filterAll(s.created[i].UID, candidates, s.now)
+		if len(got.Nodes) != 1 {
+			t.Fatalf("member %d of candidates %v: %v", i, candidates, got.Reason)
+		}
+		placed[got.Nodes[0]]++
+		s.arrive(s.created[i], got.Nodes[0])
+	}
+	check.Equal(t, "members by node", map[string]int{"n0": 2, "n1": 2}, placed)
+	check.Equal(t, "phase", 1, s.manager.Phases()[PhaseBinding])
+
+	s = newFixture(t)
+	s.createMany(4, "g", 4, 16, "a")
+	for i := range 2 {
+		check.Equal(t, "nodes", []string{"n0"}, s.manager.filterAll(s.created[i].UID, nodes, s.now).Nodes)
+	}
+	check.Equal(t, "the reason", reasons.GroupUnplaced, s.manager.filterAll(s.created[2].UID, []string{"n0"}, s.now).Reason)
+}

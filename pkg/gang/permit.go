@@ -102,7 +102,7 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 // rejectOne rejects the held bind of a member, which is expected again.
 func (p *plan) rejectOne(pm *plannedMember, reason reasons.Group) {
 	pm.permit.reject(reason)
-	pm.permit = nil
+	pm.permit, pm.passed = nil, false
 	p.set(pm, memberExpected)
 }
 

@@ -42,6 +42,8 @@ type plannedMember struct {
 	// granted, and then to the bind.
 	node  string
 	state memberState
+	// passed is true if filter has returned the node, and no bind call of the member was rejected since: kube-scheduler may have placed it there.
+	passed bool
 	// permit is that of the bind call that is held; nil if none is.
 	permit *Permit
 }

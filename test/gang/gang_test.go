@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -78,6 +79,21 @@ func TestMembers(t *testing.T) {
 	f.Delete("x-1")
 	f.Create(f.member("x", 2, 1, card), f.Pod("mpi-worker-1", card).GroupLabels("mpi", 2))
 	f.waitBound(map[string]int{"x": 2, "mpi": 3}) // The launcher isn't held.
+	f.CheckLedger()
+}
+
+// TestSpread: a group has all cards of two nodes, and kube-scheduler must spread its members evenly over these.
+func TestSpread(t *testing.T) {
+	f := newFixture(t, shared.Start(t), 4, 4)
+	members := f.members("spread", 8, 0, 8)
+	for _, pod := range members {
+		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{framework.LabelGroup: "spread"}},
+		}}
+	}
+	f.Create(members...)
+	f.waitBound(map[string]int{"spread": 8})
 	f.CheckLedger()
 }
 
