@@ -309,6 +309,9 @@ func (r *run) reason(m *member) reasons.Group {
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:
+		if r.size() == 0 {
+			return r.disagree()
+		}
 		return reasons.GroupBroken(r.counts[bound]+r.finished, r.size()).Because(r.waitsFor)
 	case PhaseEvicting:
 		return reasons.GroupEvicting

@@ -129,20 +129,18 @@ func (r *groupRun) over() bool {
 
 // state returns the run's state, and why members of it are pending.
 func (r *groupRun) state() (state, reason string) {
-	for _, m := range r.ineligible {
-		if m.Problem != "" {
-			return GroupInvalid, m.Name + ": " + m.Problem
-		}
-	}
+	invalid := r.invalidMember()
 	switch {
 	case r.over():
 		return GroupEnded, ""
+	case r.Phase == gang.PhaseRunning:
+		return GroupRunning, cmp.Or(invalid, r.message())
+	case invalid != "":
+		return GroupInvalid, invalid
 	case r.severalSchedulers() != "":
 		return GroupInvalid, r.severalSchedulers()
 	case r.Size == 0:
 		return GroupInvalid, r.disagreement()
-	case r.Phase == gang.PhaseRunning:
-		return GroupRunning, r.message()
 	case r.Phase == gang.PhaseBroken:
 		return GroupBroken, r.reason(r.reported()).Words
 	case r.Phase == gang.PhaseIncomplete:
@@ -151,10 +149,20 @@ func (r *groupRun) state() (state, reason string) {
 	return GroupPending, cmp.Or(r.reported().Words, r.message(), r.reason(reasons.Group{}).Words)
 }
 
+// invalidMember returns what is wrong with a pending member; empty if there is nothing.
+func (r *groupRun) invalidMember() string {
+	for _, m := range r.ineligible {
+		if m.Problem != "" {
+			return m.Name + ": " + m.Problem
+		}
+	}
+	return ""
+}
+
 // severalSchedulers returns what is wrong if the pods of a PodGroup name different schedulers: kube-scheduler places none of them (k8s.io/kubernetes
 // pkg/scheduler/schedule_one_podgroup.go, validatePodGroup), and no scheduler has enough of them. It is empty if they don't.
 func (r *groupRun) severalSchedulers() string {
-	if !r.Group.Native || r.Phase == gang.PhaseRunning {
+	if !r.Group.Native {
 		return ""
 	}
 	names := map[string]bool{}

@@ -162,6 +162,18 @@ func TestGroupRuns(t *testing.T) {
 		"the pending member was created after the others were bound": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6)}, []string{"1: Running 1/2"},
 		},
+		"a group that runs, and a further pod that is invalid": {
+			[]podBuilder{bound("a", "1").last(), bound("b", "1"), pending("c").with(func(p *corev1.Pod) { p.Labels = map[string]string{protocol.LabelCount: "x"} })},
+			[]string{`1: Running 2/3: c: label aliyun.com/gpu-count: "x" is not a number of cards, 1 to 64`},
+		},
+		"a rolling update to another number": {
+			[]podBuilder{bound("a", "1").controlled("set").last(), bound("b", "1").controlled("set"), pending("c").member("g", 3).controlled("set")},
+			[]string{"1: Running 2/3"},
+		},
+		"a group that is bound in part, and a pod with another number": {
+			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4), pending("c").created(4).member("g", 3)},
+			[]string{"1: Invalid 1/3: the members disagree on the group's size: a says 2, c says 3"},
+		},
 		"members with scheduling gates don't count": {
 			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},
