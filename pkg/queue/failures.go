@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //     whatever other shapes fail meanwhile. Otherwise pods that are never bound would end it each time, and larger items would get no memory.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
-// another item, or with a card or node, is no failure.
+// another item, or with a card or node, is no failure, nor is anything while kube-scheduler is away.
 //
 // The zero value remembers nothing. Its methods may be called concurrently.
 type Failures struct {
@@ -51,6 +52,8 @@ type Failures struct {
 	// reserved has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for others. It doesn't
 	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
 	reserved map[string]reservedItem
+	// tried is when kube-scheduler last tried to place a pod.
+	tried time.Time
 }
 
 // reservedItem is an item that has an awaited reservation.
@@ -83,6 +86,9 @@ const (
 	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. A shape isn't while an item of it waits, which can be for
 	// longer if there is no room.
 	forgetAfter = time.Hour
+	// schedulerAway is longer than kube-scheduler leaves a pod that it has rejected without a further attempt
+	// (k8s.io/kubernetes pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
+	schedulerAway = 6 * time.Minute
 )
 
 // add counts a failure of an item that was placed at that time.
@@ -261,6 +267,25 @@ func (f *Failures) forget(now time.Time) {
 			delete(f.namespaces, name)
 		}
 	}
+}
+
+// Tried records that kube-scheduler tries to place a pod. If it has tried none for long, it was away, and what has failed since is forgotten: no item
+// could arrive.
+func (f *Failures) Tried(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.tried; now.Sub(before) > schedulerAway {
+		for name, n := range f.namespaces {
+			maps.DeleteFunc(n.shapes, func(_ string, r *row) bool { return r.began().After(before) })
+			if n.row.began().After(before) {
+				n.row, n.largest, n.proven = row{}, Size{}, Size{}
+			}
+			if n.row.count == 0 && len(n.shapes) == 0 {
+				delete(f.namespaces, name)
+			}
+		}
+	}
+	f.tried = now
 }
 
 // Forgive ends the pause of the item's shape: its owner has changed what may have made it fail.

@@ -72,6 +72,42 @@ func TestPauses(t *testing.T) {
 	}
 }
 
+// TestSchedulerAway: while kube-scheduler is away, all items fail. That is forgotten when it is back, but not what had failed before.
+func TestSchedulerAway(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// before and then are how often the item fails: the latter while kube-scheduler is away, or tries other pods.
+		before, then int
+		others       bool
+		want         time.Duration
+	}{
+		"it is away":                    {0, 10, false, 0},
+		"it is away after a failure":    {1, 10, false, 0},
+		"it is away for a short time":   {0, 2, false, 4 * time.Second},
+		"it is there":                   {2, 0, false, 4 * time.Second},
+		"it tries other pods meanwhile": {0, 10, true, 17*time.Minute + 4*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			one := item("one", "shape", 8)
+			s.Tried(s.now)
+			for range tc.before {
+				s.fail(one)
+			}
+			s.Tried(s.now)
+			for range tc.then {
+				for until := s.now.Add(s.waits(one)); tc.others && s.now.Before(until); s.now = s.now.Add(time.Second) {
+					s.Tried(s.now)
+				}
+				s.fail(one)
+			}
+			s.Tried(s.now)
+			if got := s.waits(one); got != tc.want {
+				t.Errorf("it waits for %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
 // TestFailures: for how long items wait after others have failed.
 func TestFailures(t *testing.T) {
 	// After one failure; others are the turns of shapes that have not failed.

@@ -22,6 +22,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.defragmenter.Forget(gpu.PodUID(object.UID))
 		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
 	}
+	s.failures.Tried(s.Clock.Now())
 	if s.fair.awaitsTurn(pod) {
 		s.groups.learnScheduler(object)
 		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil

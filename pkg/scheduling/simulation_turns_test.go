@@ -76,6 +76,15 @@ func TestTurns(t *testing.T) {
 				c.array("service", 2, spec)
 			}, item: single(of("a", 16, 0)),
 		},
+		"kube-scheduler is away for an hour": {
+			nodes: 1, cards: 2, within: 67 * minute, items: 1, fair: abc(0, simTenant{"a", "1"}, simTenant{"b", "1"}),
+			load: func(c *crowd) {
+				c.after(14*minute, func() { c.scheduler.stopped = c.now + 66*minute }) // The item comes after a quarter of an hour.
+				for away := range 66 {
+					c.after((14+time.Duration(away))*minute, c.disturbed)
+				}
+			}, item: single(of("a", 16, 0)),
+		},
 		"pods of higher priority take nearly drained cards": {nodes: 1, cards: 4, within: 90 * minute, load: func(c *crowd) {
 			c.keepWaiting(3, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(2*minute, 5*minute))) })
 			c.again(7*minute, func(name string) *memberSet {
