@@ -25,7 +25,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -77,7 +76,7 @@ type Observer interface {
 	APIWrite(kind string)
 }
 
-// Options configure the types of this package that evict pods, or have them evicted.
+// Options are what the types of this package share that evict pods, or have them evicted.
 type Options struct {
 	API API
 	// Ledger is used by Preemptors, a Defragmenter and a Reclaimer, Cache also by an Executor.
@@ -85,8 +84,6 @@ type Options struct {
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer
-	// Record is the ConfigMap of an Executor.
-	Record types.NamespacedName
 	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.
 	AnswerLost time.Duration
 	// Leading returns an error if this process isn't the leader.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -91,6 +92,8 @@ var (
 // Its methods are safe for concurrent use; mu guards the fields below it, and is never held during a call to the API server.
 type Executor struct {
 	Options
+	// record is the ConfigMap with the rounds.
+	record types.NamespacedName
 
 	mu sync.Mutex
 	// rounds are by the first pod that waits.
@@ -144,9 +147,9 @@ const (
 	called
 )
 
-// NewExecutor returns an Executor. It evicts nothing before Tick has read the rounds of the former leader.
-func NewExecutor(o Options) *Executor {
-	x := &Executor{Options: o}
+// NewExecutor returns an Executor with its ConfigMap. It evicts nothing before Tick has read the rounds of the former leader.
+func NewExecutor(o Options, record types.NamespacedName) *Executor {
+	x := &Executor{Options: o, record: record}
 	x.resign()
 	return x
 }

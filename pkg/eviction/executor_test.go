@@ -76,9 +76,9 @@ func (f *executions) process(api API) *Executor {
 	}
 	c := newCluster(objects...)
 	x := NewExecutor(Options{
-		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Record: recordName,
+		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
 		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) background.Group { return &inline{} },
-	})
+	}, recordName)
 	x.Tick(context.Background())
 	return x
 }

@@ -52,7 +52,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}), func() {})
+	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}, recordName), func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -156,7 +156,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder)), func() { f.requeues++ })
+	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder), recordName), func() { f.requeues++ })
 	f.defragmenter = NewDefragmenter(f.executor, f.Preemptors)
 	f.informed = f.Preemptors
 	f.executor.Tick(context.Background())
@@ -166,7 +166,7 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 func (f *fixture) options(recorder record.EventRecorder) Options {
 	return Options{
 		API: f.server, Ledger: f.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Record: recordName,
+		AnswerLost: 65 * time.Second, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines,
 	}
 }
 

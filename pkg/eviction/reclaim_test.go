@@ -63,8 +63,8 @@ func newReclaimFixture() *reclaimFixture {
 	}
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
-		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines, Record: recordName,
-	}), f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines,
+	}, recordName), f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
 	f.executor.Tick(context.Background())
 	return f
 }

@@ -60,12 +60,12 @@ func decodeRounds(text string) (rounds []Round, err error) {
 
 // readRecord returns the rounds of the record, and begins to hold it.
 func (x *Executor) readRecord(ctx context.Context) ([]Round, error) {
-	object, err := x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+	object, err := x.API.ConfigMap(ctx, x.record.Namespace, x.record.Name)
 	if apierrors.IsNotFound(err) {
-		object, err = x.API.CreateConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+		object, err = x.API.CreateConfigMap(ctx, x.record.Namespace, x.record.Name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading ConfigMap %s: %w", x.Record, err)
+		return nil, fmt.Errorf("reading ConfigMap %s: %w", x.record, err)
 	}
 	x.mu.Lock()
 	x.version, x.holder = object.ResourceVersion, string(uuid.NewUUID())
@@ -74,7 +74,7 @@ func (x *Executor) readRecord(ctx context.Context) ([]Round, error) {
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
 		klog.FromContext(ctx).Error(err, "Record of evictions can't be read, ignored: groups that a former leader evicted in part keep their other pods",
-			"configMap", x.Record)
+			"configMap", x.record)
 	}
 	return rounds, nil
 }
@@ -90,7 +90,7 @@ func (x *Executor) writeRecord(ctx context.Context) (err error) {
 			if !standby {
 				x.Observer.EvictionRecordFailed()
 			}
-			err = fmt.Errorf("writing ConfigMap %s: %w", x.Record, err)
+			err = fmt.Errorf("writing ConfigMap %s: %w", x.record, err)
 		}
 	}()
 	for range maxConflicts {
@@ -106,13 +106,13 @@ func (x *Executor) writeRecord(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		object, err := x.API.PatchConfigMap(ctx, x.Record.Namespace, x.Record.Name, version, map[string]string{keyRounds: text, keyHolder: holder})
+		object, err := x.API.PatchConfigMap(ctx, x.record.Namespace, x.record.Name, version, map[string]string{keyRounds: text, keyHolder: holder})
 		written := err == nil
 		switch {
 		case apierrors.IsConflict(err):
-			object, err = x.API.ConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+			object, err = x.API.ConfigMap(ctx, x.record.Namespace, x.record.Name)
 		case apierrors.IsNotFound(err):
-			object, err = x.API.CreateConfigMap(ctx, x.Record.Namespace, x.Record.Name)
+			object, err = x.API.CreateConfigMap(ctx, x.record.Namespace, x.record.Name)
 		}
 		if err != nil {
 			return err

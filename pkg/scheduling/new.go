@@ -61,9 +61,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	})
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Record: o.EvictionRecord,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
 	}
-	s.executor = eviction.NewExecutor(evictions)
+	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
 	s.preemptors = eviction.NewPreemptors(s.executor, func() { s.requeue.All("") })
 	if o.EvictFragmented {
 		s.defragmenter = eviction.NewDefragmenter(s.executor, s.preemptors)

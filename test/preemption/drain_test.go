@@ -106,9 +106,8 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 				return eviction.NewExecutor(eviction.Options{
 					API: &fake.Mortal{API: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
 					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
-					Record: types.NamespacedName{Namespace: s.ID, Name: "evictions"}, AnswerLost: time.Minute,
-					Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
-				})
+					AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
+				}, types.NamespacedName{Namespace: s.ID, Name: "evictions"})
 			}
 			wanted := func() map[gpu.PodUID]bool { return map[gpu.PodUID]bool{pods["w"].UID: true} }
 			first := lead(n)
