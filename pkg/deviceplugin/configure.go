@@ -96,14 +96,10 @@ func (c *configurator) Missing() string {
 // Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
 func (c *configurator) Check(ctx context.Context) {
 	node, err := c.node.node()
-	if err != nil && c.inForce.Load() != nil {
-		return // The Node is being created again, and its add event follows.
-	}
-	var selected nodeconfig.Selected
-	if err == nil {
-		selected, err = c.source.Read(node.Labels[protocol.LabelConfig])
-	}
 	if err != nil {
+		return // The Node is being created, for the first time or again, and its add event follows.
+	}
+	if selected, err := c.source.Read(node.Labels[protocol.LabelConfig]); err != nil {
 		c.reject(ctx, err)
 	} else {
 		c.apply(ctx, node, selected)

@@ -265,6 +265,28 @@ func (b *fixture) inForce(p *Plugin, name string, outdated bool) {
 	})
 }
 
+// TestNodeNotCreatedYet: a plugin that starts before its Node is created waits for it. That isn't a wrong configuration.
+func TestNodeNotCreatedYet(t *testing.T) {
+	b := newFixture(t)
+	node := b.node()
+	check.Must(t, b.client.CoreV1().Nodes().Delete(t.Context(), testNode, metav1.DeleteOptions{}))
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	missing := func() string { return strings.Join(p.missing(), "; ") }
+	want := "the API server has no node node-1; the kubelet isn't connected"
+	await.True(t, "readiness: "+want, func() bool { return missing() == want })
+	if _, err := b.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	k.awaitDevices(16, 16)
+	await.True(t, "ready", func() bool { return missing() == "" })
+	for len(b.events.Events) > 0 {
+		if event := <-b.events.Events; strings.Contains(event, "GPUConfig") {
+			t.Error(event)
+		}
+	}
+}
+
 // TestUnitAfterRestart: a plugin that starts with another unit than the node's inventory keeps that one while pods use it.
 func TestUnitAfterRestart(t *testing.T) {
 	b := newFixture(t)

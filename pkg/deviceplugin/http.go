@@ -52,6 +52,8 @@ func (p *Plugin) missing() []string {
 	}
 	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {
 		out = append(out, "the node and its pods have not been read from the API server yet")
+	} else if _, err := p.node.node(); err != nil {
+		out = append(out, err.Error())
 	} else if !p.node.Written() {
 		out = append(out, "the inventory isn't on the node yet")
 	}
