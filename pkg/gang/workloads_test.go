@@ -262,13 +262,14 @@ func TestAllIndexesFail(t *testing.T) {
 
 // A reason that doesn't end by itself says what the workload's kind needs.
 func TestStalled(t *testing.T) {
+	const refused = "; if pods are refused, as by a quota, the Events of their controller say why"
 	ofKind := func(kind string) memberEdit { return func(m *Member) { m.Kind = kind } }
 	for kind, want := range map[string]string{
-		"StatefulSet":     "1 of 3 members exist; a StatefulSet creates all pods at once only with podManagementPolicy Parallel",
-		"LeaderWorkerSet": "1 of 3 members exist; a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated",
-		"ReplicaSet":      "1 of 3 members exist; the replicas of a Deployment must be at least the group's number",
-		"Job":             "1 of 3 members exist; a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count",
-		"RayCluster":      "1 of 3 members exist; all must be created at once",
+		"StatefulSet":     "1 of 3 members exist; a StatefulSet creates all pods at once only with podManagementPolicy Parallel" + refused,
+		"LeaderWorkerSet": "1 of 3 members exist; a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated" + refused,
+		"ReplicaSet":      "1 of 3 members exist; the replicas of a Deployment must be at least the group's number" + refused,
+		"Job":             "1 of 3 members exist; a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count" + refused,
+		"RayCluster":      "1 of 3 members exist; all must be created at once" + refused,
 	} {
 		c := controllers{newFixture(t)}
 		edit := ofKind(kind)

@@ -63,6 +63,9 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 		for _, name := range slices.Concat(report.Bound, report.Pending) {
 			run.add(byName[types.NamespacedName{Namespace: report.Group.Namespace, Name: name}])
 		}
+		if run.Phase == gang.PhaseRunning && run.reportedBroken() {
+			run.Phase = gang.PhaseBroken
+		}
 		groups[run.Group] = append(groups[run.Group], run)
 	}
 	for key, pods := range cardless {
@@ -216,6 +219,13 @@ func (r *groupRun) reported() (most reasons.Group) {
 		}
 	}
 	return most
+}
+
+// reportedBroken reports whether the extender says that the run is broken. The API server's objects don't show it if members were deleted before all
+// were bound.
+func (r *groupRun) reportedBroken() bool {
+	reported := r.reported()
+	return reported.Broken() || reported == reasons.GroupEvicting
 }
 
 // message returns kube-scheduler's message about a pending member; empty if there is none.

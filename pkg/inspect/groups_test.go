@@ -174,6 +174,14 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4), pending("c").created(4).member("g", 3)},
 			[]string{"1: Invalid 1/3: the members disagree on the group's size: a says 2, c says 3"},
 		},
+		"the extender knows that a member was deleted before all were bound": {
+			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6).refused("0/1 nodes are available: 1 gang: only 1 of 2 members are bound, the group is retried after a pause.")},
+			[]string{"1: Broken 1/2: only 1 of 2 members are bound, the group is retried after a pause"},
+		},
+		"the same, and the bound members are evicted": {
+			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6).refused("1 " + reasons.GroupEvicting.Text())},
+			[]string{"1: Broken 1/2: the group was partially bound, and is being evicted"},
+		},
 		"members with scheduling gates don't count": {
 			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},

@@ -92,7 +92,11 @@ var atOnce = map[string]string{
 
 // Stalled adds why no further members are created, if all are of a workload of this kind.
 func (g Group) Stalled(kind string) Group {
-	return g.and("; %s", cmp.Or(atOnce[kind], "all must be created at once"))
+	g = g.and("; %s", cmp.Or(atOnce[kind], "all must be created at once"))
+	if kind == "" {
+		return g
+	}
+	return g.and("; if pods are refused, as by a quota, the Events of their controller say why")
 }
 
 func (g Group) and(format string, args ...any) Group {
