@@ -149,7 +149,11 @@ func (r *groupRun) state() (state, reason string) {
 	case r.Phase == gang.PhaseIncomplete:
 		return GroupIncomplete, r.reason(r.reported()).Words
 	}
-	return GroupPending, cmp.Or(r.reported().Words, r.message(), r.reason(reasons.Group{}).Words)
+	reported := r.reported()
+	if message := r.message(); message != "" && (reported == reasons.Group{} || reported == reasons.GroupAwaitsOthers) {
+		return GroupPending, message // That is why kube-scheduler hasn't tried all others.
+	}
+	return GroupPending, r.reason(reported).Words
 }
 
 // invalidMember returns what is wrong with a pending member; empty if there is nothing.
@@ -228,10 +232,12 @@ func (r *groupRun) reportedBroken() bool {
 	return reported.Broken() || reported == reasons.GroupEvicting
 }
 
-// message returns kube-scheduler's message about a pending member; empty if there is none.
+// message returns kube-scheduler's message about a pending member if it isn't about the group; empty if there is none.
 func (r *groupRun) message() (first string) {
 	for _, m := range r.pending {
-		first = cmp.Or(first, r.messages[m.UID])
+		if _, ofGroup := reasons.ParseGroup(r.messages[m.UID]); !ofGroup {
+			first = cmp.Or(first, r.messages[m.UID])
+		}
 	}
 	return first
 }

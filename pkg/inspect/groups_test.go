@@ -204,7 +204,7 @@ func TestGroupRuns(t *testing.T) {
 			[]string{": Pending 0/6: there is no room for all members at once"},
 		},
 		"kube-scheduler itself finds no node": {
-			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 Insufficient cpu."), pending("b")},
+			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 Insufficient cpu."), pending("b").refused("1 " + reasons.GroupAwaitsOthers.Text())},
 			[]string{": Pending 0/2: 0/1 nodes are available: 1 Insufficient cpu."},
 		},
 	} {
