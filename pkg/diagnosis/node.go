@@ -23,7 +23,7 @@ type Node struct {
 	// Terminating are the node's pods that are being deleted.
 	Terminating []Terminating
 	// Nominees are the pods that are nominated to the node and have no allocation yet, in descending order of priority.
-	Nominees []ledger.Share
+	Nominees []ledger.Place
 }
 
 // Terminating is a pod that is being deleted and still holds its GPU memory.

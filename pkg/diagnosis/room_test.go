@@ -115,7 +115,7 @@ func TestRunsOfNodes(t *testing.T) {
 			case 2:
 				n.Unit = gpu.MiB
 			case 3:
-				n.Nominees = []ledger.Share{{Pod: gpu.Pod{UID: "nominee", Name: "nominee", Request: 8}, On: gpu.On(1, 8)}}
+				n.Nominees = []ledger.Place{{Pod: gpu.Pod{UID: "nominee", Name: "nominee", Request: 8}, On: gpu.On(1, 8)}}
 			}
 			nodes[i] = n
 		}

@@ -24,7 +24,7 @@ type grant struct {
 func (p *pod) charged() bool { return !p.expires.IsZero() }
 
 // grantUnit makes the grant of a unit that the caller has charged to its tenant. The places are in the order of its pods.
-func (m *Manager) grantUnit(u *unit, places []ledger.Place, now time.Time) {
+func (m *Manager) grantUnit(u *unit, places []ledger.ChosenNode, now time.Time) {
 	m.removeUnit(u)
 	g := &grant{profile: u.profile(), at: now, charged: len(u.pods)}
 	m.Failures.Placed(g.profile)

@@ -356,7 +356,7 @@ func (f *fixture) cluster() reclaim.Cluster {
 		available, _ := f.ledger.Availability(node.Name, gpu.Pod{}, nil)
 		c.Cards[node.Name] = available.Cards
 		for _, h := range f.reclaims.holds {
-			for _, share := range h.reservation.Shares {
+			for _, share := range h.reservation.Places {
 				if share.Node == node.Name {
 					c.Cards[node.Name][share.On[0].Card].Unhealthy = true // As package eviction does it.
 				}

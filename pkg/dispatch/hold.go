@@ -124,7 +124,7 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
-			h.reservation.Shares = append(h.reservation.Shares, ledger.Share{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
+			h.reservation.Places = append(h.reservation.Places, ledger.Place{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
 			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
@@ -176,11 +176,11 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *hold) *unit {
 	u := m.units[h.item.ID]
-	other := func(share ledger.Share) bool {
+	other := func(share ledger.Place) bool {
 		p := m.pods[share.Pod.UID]
 		return p == nil || p.unit != u
 	}
-	if u == nil || len(u.pods) != len(h.reservation.Shares) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Shares, other) {
+	if u == nil || len(u.pods) != len(h.reservation.Places) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Places, other) {
 		return nil
 	}
 	return u
@@ -201,8 +201,8 @@ func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (g
 	if u == nil {
 		return false
 	}
-	requests := make([]ledger.Request, len(h.reservation.Shares)) // In the order of the unit's pods.
-	for i, share := range h.reservation.Shares {
+	requests := make([]ledger.Request, len(h.reservation.Places)) // In the order of the unit's pods.
+	for i, share := range h.reservation.Places {
 		if !m.mayUse(m.pods[share.Pod.UID], share.Node) {
 			return false
 		}
@@ -300,7 +300,7 @@ func (m *Manager) updateHolds(now time.Time) {
 // dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
 	m.endHolds(func(h *hold) bool {
-		return slices.ContainsFunc(h.reservation.Shares, func(share ledger.Share) bool { return share.Pod.UID == uid })
+		return slices.ContainsFunc(h.reservation.Places, func(share ledger.Place) bool { return share.Pod.UID == uid })
 	})
 }
 

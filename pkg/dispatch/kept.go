@@ -70,7 +70,7 @@ func (m *Manager) endKept(now time.Time) {
 
 // takeKept reserves places for the pods of a unit that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
 // of tenants that would not have less than its own.
-func (r *round) takeKept(u *unit) (places []ledger.Place) {
+func (r *round) takeKept(u *unit) (places []ledger.ChosenNode) {
 	own := r.tenant(u.item.Tenant)
 	if len(r.m.kept) == 0 || own.triedKept[u.kind] || own.effort >= r.tenantEffort {
 		return nil
@@ -93,7 +93,7 @@ func (r *round) takeKept(u *unit) (places []ledger.Place) {
 }
 
 // takeKeptWhere reserves places for the pods of a unit with the kept memory that the unit may take.
-func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Place {
+func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.ChosenNode {
 	var usable []*kept
 	var uids []gpu.PodUID
 	var nodes []string

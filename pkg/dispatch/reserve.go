@@ -6,7 +6,7 @@ import (
 )
 
 // try reserves places for the pods of a unit. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
-func (r *round) try(u *unit, awaits bool) (places []ledger.Place) {
+func (r *round) try(u *unit, awaits bool) (places []ledger.ChosenNode) {
 	if awaits || !u.kind.hasNoRoom(r.m.progress.rounds) {
 		places = r.reserve(u)
 	}
@@ -25,7 +25,7 @@ func (r *round) try(u *unit, awaits bool) (places []ledger.Place) {
 
 // reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
 // It returns nil if they don't fit now.
-func (r *round) reserve(u *unit) (places []ledger.Place) {
+func (r *round) reserve(u *unit) (places []ledger.ChosenNode) {
 	var requests []ledger.Request
 	if u.kind.obstacle == reasons.ObstacleUntried {
 		requests = r.m.requests(u)

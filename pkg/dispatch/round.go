@@ -177,7 +177,7 @@ func (r *round) tenant(name string) *tenantRound {
 
 // offer gives a unit its turn: it reserves places for the pods, if there is room. leave is true if the tenant's later units don't get their turn in
 // this round.
-func (r *round) offer(u *unit) (places []ledger.Place, leave bool) {
+func (r *round) offer(u *unit) (places []ledger.ChosenNode, leave bool) {
 	own, number := r.tenant(u.item.Tenant), r.m.progress.rounds
 	_, awaits := r.awaiting[u.item.ID]
 	if awaits {

@@ -308,7 +308,7 @@ func TestReclaimerAwaited(t *testing.T) {
 		for _, served := range f.holds[0].Served {
 			place := served.Places[0]
 			f.cluster.ledger.Hold(served.Item, ledger.Reservation{
-				Source: ledger.Reclaimed, Shares: []ledger.Share{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}},
+				Source: ledger.Reclaimed, Places: []ledger.Place{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}},
 			})
 		}
 	}

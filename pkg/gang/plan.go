@@ -98,7 +98,7 @@ func (r *run) takesFrom(o *run) bool {
 }
 
 // beginPlan makes the plan of a run for whose members the places are reserved.
-func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.Time) {
+func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.ChosenNode, now time.Time) {
 	if n.wholeCards {
 		mgr.endWholeCards(now)
 	}
@@ -125,9 +125,9 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.Place, now time.
 
 // reserve reserves memory for the requests, or returns nil if there is no room. The places that fair sharing has granted to the members are used if
 // their nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way, the last first, as few as needed.
-func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Time) []ledger.Place {
+func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Time) []ledger.ChosenNode {
 	if len(n.requests) == 0 {
-		return []ledger.Place{}
+		return []ledger.ChosenNode{}
 	}
 	mgr.work += len(n.requests)
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.

@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Await makes the awaited reservation of an item: shares of cards for all requests. The cards may still be in use, and become available when
+// Await makes the awaited reservation of an item: places of cards for all requests. The cards may still be in use, and become available when
 // pods end. It replaces an earlier reservation of the item.
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
@@ -53,23 +53,23 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	if r == nil || r.Item != item || !l.isFor(r, requests) {
 		return false
 	}
-	for name, shares := range l.sharesByNode(r) {
+	for name, places := range l.placesByNode(r) {
 		n := l.nodes[name]
-		if slices.ContainsFunc(shares, func(share Share) bool { return !n.takes(&share) }) || !fitTogether(n.spec.empty(), shares) {
+		if slices.ContainsFunc(places, func(place Place) bool { return !n.takes(&place) }) || !fitTogether(n.spec.empty(), places) {
 			return false
 		}
 	}
 	return true
 }
 
-// takes reports whether the node takes the pod of the share, on cards that can be used. n may be nil.
-func (n *node) takes(share *Share) bool {
-	demand := share.Pod.Demand()
+// takes reports whether the node takes the pod of the place, on cards that can be used. n may be nil.
+func (n *node) takes(place *Place) bool {
+	demand := place.Pod.Demand()
 	return n.accepts(&demand) == reasons.Fits &&
-		!slices.ContainsFunc(share.On, func(on gpu.Share) bool { return n.usableCard(on.Card, &demand) == nil })
+		!slices.ContainsFunc(place.On, func(on gpu.Share) bool { return n.usableCard(on.Card, &demand) == nil })
 }
 
-// isFor reports whether the reservation has a share for each pod without an allocation, as it is now, and no others.
+// isFor reports whether the reservation has a place for each pod without an allocation, as it is now, and no others.
 func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 	missing := map[gpu.PodUID]gpu.Demand{}
 	for i := range requests {
@@ -78,8 +78,8 @@ func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
 			missing[pod.UID] = pod.Demand()
 		}
 	}
-	for i := range r.Shares {
-		pod := &r.Shares[i].Pod
+	for i := range r.Places {
+		pod := &r.Places[i].Pod
 		demand, found := missing[pod.UID]
 		if !l.allocated(pod.UID) && (!found || demand != pod.Demand()) {
 			return false
@@ -104,12 +104,12 @@ func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 	if r == nil {
 		return nil, false
 	}
-	byNode := l.sharesByNode(r)
+	byNode := l.placesByNode(r)
 	if len(byNode) == 0 { // All its pods have allocations.
 		return nil, false
 	}
-	for name, shares := range byNode {
-		if n := l.nodes[name]; n == nil || !l.isFree(n, shares) {
+	for name, places := range byNode {
+		if n := l.nodes[name]; n == nil || !l.isFree(n, places) {
 			return nil, false
 		}
 		nodes = append(nodes, name)
@@ -118,11 +118,11 @@ func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 	return nodes, true
 }
 
-// isFree reports whether the shares of one item are free on the node, with the resources that their pods need.
-func (l *Ledger) isFree(n *node, shares []Share) bool {
-	q, lowest := ResourceQuery{Node: n.name}, &shares[0].Pod // A pod of lower priority sees more as used.
-	for i := range shares {
-		pod := &shares[i].Pod
+// isFree reports whether the places of one item are free on the node, with the resources that their pods need.
+func (l *Ledger) isFree(n *node, places []Place) bool {
+	q, lowest := ResourceQuery{Node: n.name}, &places[0].Pod // A pod of lower priority sees more as used.
+	for i := range places {
+		pod := &places[i].Pod
 		q.Pods = append(q.Pods, pod.UID)
 		if pod.Priority < lowest.Priority {
 			lowest = pod
@@ -130,27 +130,27 @@ func (l *Ledger) isFree(n *node, shares []Share) bool {
 	}
 	a := l.asker(lowest, nil)
 	q.Ahead, _ = l.podsAhead(n, &a)
-	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), shares)
+	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), places)
 }
 
-// sharesByNode returns the shares of the reservation that count.
-func (l *Ledger) sharesByNode(r *Reservation) map[string][]Share {
-	out := map[string][]Share{}
-	for _, share := range r.Shares {
-		if !l.allocated(share.Pod.UID) {
-			out[share.Node] = append(out[share.Node], share)
+// placesByNode returns the places of the reservation that count.
+func (l *Ledger) placesByNode(r *Reservation) map[string][]Place {
+	out := map[string][]Place{}
+	for _, place := range r.Places {
+		if !l.allocated(place.Pod.UID) {
+			out[place.Node] = append(out[place.Node], place)
 		}
 	}
 	return out
 }
 
-// fitTogether reports whether the cards have room for all shares, which it adds to what is used of them.
-func fitTogether(cards []placement.Card, shares []Share) bool {
-	return !slices.ContainsFunc(shares, func(share Share) bool {
-		if !hasRoom(cards, share.On) {
+// fitTogether reports whether the cards have room for all places, which it adds to what is used of them.
+func fitTogether(cards []placement.Card, places []Place) bool {
+	return !slices.ContainsFunc(places, func(place Place) bool {
+		if !hasRoom(cards, place.On) {
 			return true
 		}
-		placement.Use(cards, share.On)
+		placement.Use(cards, place.On)
 		return false
 	})
 }
@@ -179,9 +179,9 @@ func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 		return nil
 	}
 	out, pods := map[string]gpu.Memory{}, map[string][]gpu.PodUID{}
-	for _, share := range r.Shares {
-		out[share.Node] = out[share.Node].Add(share.On.Total())
-		pods[share.Node] = append(pods[share.Node], share.Pod.UID)
+	for _, place := range r.Places {
+		out[place.Node] = out[place.Node].Add(place.On.Total())
+		pods[place.Node] = append(pods[place.Node], place.Pod.UID)
 	}
 	for name, uids := range pods {
 		if n := l.nodes[name]; n != nil && l.resources != nil {
@@ -203,7 +203,7 @@ func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 		if n == nil {
 			continue
 		}
-		for r := range l.sharesAgainst(n, &a) {
+		for r := range l.placesAgainst(n, &a) {
 			if r.Source == Queued && (first == nil || r.Item.Before(&first.Item)) {
 				first = r.Reservation
 			}
@@ -257,14 +257,14 @@ func (l *Ledger) AwaitedNodes() map[gpu.PodUID]string {
 	defer l.mu.RUnlock()
 	nodes := map[gpu.PodUID]string{}
 	for _, r := range l.reservations.items[Queued] {
-		for i := range r.Shares {
-			nodes[r.Shares[i].Pod.UID] = r.Shares[i].Node
+		for i := range r.Places {
+			nodes[r.Places[i].Pod.UID] = r.Places[i].Node
 		}
 	}
 	return nodes
 }
 
-// eachIdle calls visit for each card of the reservations, with what is free there of their shares. The caller holds the lock.
+// eachIdle calls visit for each card of the reservations, with what is free there of their places. The caller holds the lock.
 func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.Memory)) {
 	type card struct {
 		node  string
@@ -272,10 +272,10 @@ func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.M
 	}
 	kept := map[card]gpu.Memory{}
 	for _, r := range items {
-		for _, share := range r.Shares {
-			if !l.allocated(share.Pod.UID) {
-				for _, s := range share.On {
-					kept[card{share.Node, s.Card}] += s.Memory
+		for _, place := range r.Places {
+			if !l.allocated(place.Pod.UID) {
+				for _, s := range place.On {
+					kept[card{place.Node, s.Card}] += s.Memory
 				}
 			}
 		}
@@ -303,7 +303,7 @@ type awaitedChoice struct {
 	cards  []placement.Card
 	since  []time.Time
 	byAge  []*Allocation
-	places []Share
+	places []Place
 	result []freeableCard
 }
 
@@ -387,7 +387,7 @@ func (c *awaitedChoice) nodeWillHaveResources(name string, uid gpu.PodUID) bool 
 	return n != nil && c.willHaveResources(name, n, uid)
 }
 
-// willHaveResources reports whether the node will have the resources for the pod beside the item's own shares, those of items that come before, and
+// willHaveResources reports whether the node will have the resources for the pod beside the item's own places, those of items that come before, and
 // the places that the item has to leave to others: once the pods that were placed after oldest have ended.
 func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
@@ -441,7 +441,7 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 	return cards[a.demand.Cards-1].since.Sub(c.oldest).Seconds(), true
 }
 
-// choose adds the reservation with its shares. It returns false if one of the requests doesn't fit. The caller holds the lock.
+// choose adds the reservation with its places. It returns false if one of the requests doesn't fit. The caller holds the lock.
 func (c *awaitedChoice) choose(requests []Request) bool {
 	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Priority: c.item.Priority})
 	ranks := rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
@@ -456,26 +456,26 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 	return true
 }
 
-// placeOn adds a share for the pod on the node.
+// placeOn adds a place for the pod on the node.
 func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 	if !c.willHaveResources(name, n, pod.UID) {
 		return false
 	}
-	demand, share := pod.Demand(), Share{Pod: pod, Node: name}
+	demand, place := pod.Demand(), Place{Pod: pod, Node: name}
 	for _, card := range c.freeable(n, &demand)[:demand.Cards] {
-		share.On = append(share.On, demand.On(card.index)...)
+		place.On = append(place.On, demand.On(card.index)...)
 		for _, a := range c.byAge {
-			if !a.begun().Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(share.Ending, a.UID) {
-				share.Ending = append(share.Ending, a.UID)
+			if !a.begun().Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(place.Ending, a.UID) {
+				place.Ending = append(place.Ending, a.UID)
 			}
 		}
-		for _, place := range c.places {
-			if slices.Contains(place.On.Cards(), card.index) {
-				share.Behind = append(share.Behind, place.Pod.UID)
+		for i := range c.places {
+			if other := &c.places[i]; slices.Contains(other.On.Cards(), card.index) {
+				place.Behind = append(place.Behind, other.Pod.UID)
 			}
 		}
 	}
-	c.addShare(c.made, share)
+	c.addPlace(c.made, place)
 	return true
 }
 
@@ -548,14 +548,14 @@ func (c *awaitedChoice) findPlaces(n *node) {
 		if cards == nil {
 			cards = slices.Clone(n.cards)
 		}
-		place := Share{Pod: r.Pod, On: n.expected(r, cards)}
+		place := Place{Pod: r.Pod, On: n.expected(r, cards)}
 		placement.Use(cards, place.On)
 		c.places = append(c.places, place)
 	}
 }
 
-// leaves reports whether the share is a place that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
-func (c *awaitedChoice) leaves(r *reservedShare) bool {
+// leaves reports whether the place is one that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
+func (c *awaitedChoice) leaves(r *reservedPlace) bool {
 	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
 }
 
@@ -566,7 +566,7 @@ var (
 	justNow = noEnd.Add(-time.Second)
 )
 
-// countReservations sets cards to those of the node without allocations, but with the item's own shares, and with those of items that come before.
+// countReservations sets cards to those of the node without allocations, but with the item's own places, and with those of items that come before.
 func (c *awaitedChoice) countReservations(n *node) {
 	c.cards = c.cards[:0]
 	for i := range n.cards {
@@ -579,8 +579,8 @@ func (c *awaitedChoice) countReservations(n *node) {
 	}
 }
 
-// counts reports whether the share is the item's own, or that of an item that comes before.
-func (c *awaitedChoice) counts(r *reservedShare) bool {
+// counts reports whether the place is the item's own, or that of an item that comes before.
+func (c *awaitedChoice) counts(r *reservedPlace) bool {
 	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && !c.allocated(r.Pod.UID)
 	return before || c.made != nil && r.Reservation == c.made
 }

@@ -136,8 +136,8 @@ func TestAwaitedBehindPlace(t *testing.T) {
 	places := map[string]func(f *fixture){
 		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
 		"reclaimed": func(f *fixture) {
-			shares := []ledger.Share{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}
-			f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Shares: shares})
+			places := []ledger.Place{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}
+			f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: places})
 		},
 	}
 	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
@@ -159,7 +159,7 @@ func TestAwaitedBehindUnit(t *testing.T) {
 	f.bind("n1", 0, pod("v1", 16))
 	f.bind("n2", 0, pod("v2", 16))
 	p1, p2 := pod("p1", 16, 5), pod("p2", 16, 5)
-	f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Shares: []ledger.Share{
+	f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
 		{Pod: p1, Node: "n1", On: gpu.On(0, 16)}, {Pod: p2, Node: "n2", On: gpu.On(0, 16)},
 	}})
 	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))

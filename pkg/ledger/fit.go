@@ -22,7 +22,7 @@ import (
 // (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
 // file.
 
-// asker is a pod without an allocation that asks what nodes have for it: a share is against it if it counts as used for it.
+// asker is a pod without an allocation that asks what nodes have for it: a place is against it if it counts as used for it.
 type asker struct {
 	pod    *gpu.Pod
 	demand gpu.Demand
@@ -226,13 +226,13 @@ func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
 
 // cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them.
 func (l *Ledger) cardsFor(n *node, a *asker) []placement.Card {
-	return l.cardsBeside(n, a, func(*reservedShare) bool { return true })
+	return l.cardsBeside(n, a, func(*reservedPlace) bool { return true })
 }
 
-// cardsBeside is cardsFor with those of the shares only that count.
-func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reservedShare) bool) []placement.Card {
+// cardsBeside is cardsFor with those of the places only that count.
+func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reservedPlace) bool) []placement.Card {
 	cards, copied := n.cards, false
-	for r := range l.sharesAgainst(n, a) {
+	for r := range l.placesAgainst(n, a) {
 		if !counts(r) {
 			continue
 		}
@@ -244,9 +244,9 @@ func (l *Ledger) cardsBeside(n *node, a *asker, counts func(*reservedShare) bool
 	return cards
 }
 
-// sharesAgainst yields the shares of awaited reservations on the node that count as used for the pod.
-func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reservedShare] {
-	return func(yield func(*reservedShare) bool) {
+// placesAgainst yields the places of awaited reservations on the node that count as used for the pod.
+func (l *Ledger) placesAgainst(n *node, a *asker) iter.Seq[*reservedPlace] {
+	return func(yield func(*reservedPlace) bool) {
 		for i := range n.reserved {
 			r := &n.reserved[i]
 			if l.isAgainst(a, r) && !yield(r) {
@@ -256,15 +256,15 @@ func (l *Ledger) sharesAgainst(n *node, a *asker) iter.Seq[*reservedShare] {
 	}
 }
 
-// isAgainst reports whether the share counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
+// isAgainst reports whether the place counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
 // has no allocation yet.
-func (l *Ledger) isAgainst(a *asker, r *reservedShare) bool {
+func (l *Ledger) isAgainst(a *asker, r *reservedPlace) bool {
 	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
 }
 
 // comesBefore reports whether the reservation comes before the pod. Two items of the queue have its order. If either the item or the pod needs a turn
 // of fair sharing, the other one comes first. Otherwise priority decides, see Reservation.Priority.
-func (l *Ledger) comesBefore(r *reservedShare, a *asker) bool {
+func (l *Ledger) comesBefore(r *reservedPlace, a *asker) bool {
 	mine := a.own[r.Source]
 	switch {
 	case r.Source == Queued && mine != nil:
@@ -275,10 +275,10 @@ func (l *Ledger) comesBefore(r *reservedShare, a *asker) bool {
 	return a.pod.Priority <= r.Priority
 }
 
-// isBehind reports whether the share comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
-func (l *Ledger) isBehind(a *asker, r *reservedShare) bool {
+// isBehind reports whether the place comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
+func (l *Ledger) isBehind(a *asker, r *reservedPlace) bool {
 	nomination, unit := a.own[Nominated], a.own[Reclaimed]
-	nominated := nomination != nil && nomination.Shares[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
+	nominated := nomination != nil && nomination.Places[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
 	return nominated || unit != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == unit })
 }
 
@@ -297,7 +297,7 @@ func (l *Ledger) reasonBeside(n *node, a *asker, reason reasons.Reason) reasons.
 // fitsWithoutQueued reports whether only the queue's reservations keep the pod from the node's cards.
 func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
 	queued := false
-	cards := l.cardsBeside(n, a, func(r *reservedShare) bool {
+	cards := l.cardsBeside(n, a, func(r *reservedPlace) bool {
 		queued = queued || r.Source == Queued
 		return r.Source != Queued
 	})
@@ -321,7 +321,7 @@ func (l *Ledger) hasResourcesOnceGone(n *node, a *asker, gone []gpu.PodUID) bool
 // reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
 // nominated pods itself.
 func (l *Ledger) podsAhead(n *node, a *asker) (ahead, ending []gpu.PodUID) {
-	for r := range l.sharesAgainst(n, a) {
+	for r := range l.placesAgainst(n, a) {
 		if r.Source != Nominated {
 			ahead = append(ahead, r.Pod.UID)
 			ending = append(append(ending, r.Ending...), r.Victims...)

@@ -151,7 +151,7 @@ func held(places []heldPlace, priority int32) (out []ledger.Reservation) {
 			out = append(out, ledger.Reservation{Source: ledger.Reclaimed, Priority: priority})
 		}
 		last := &out[len(out)-1]
-		last.Shares = append(last.Shares, ledger.Share{Pod: gpu.Pod{UID: p.UID}, Node: p.Node, On: p.On})
+		last.Places = append(last.Places, ledger.Place{Pod: gpu.Pod{UID: p.UID}, Node: p.Node, On: p.On})
 	}
 	return out
 }

@@ -34,7 +34,7 @@ func TestHold(t *testing.T) {
 	nodes := []string{"n1", "n2"}
 	both := []ledger.Request{{Pod: pod("x", 4), Nodes: nodes}, {Pod: pod("a", 4), Nodes: nodes}}
 	places, _ = f.ReserveAll(both, nil, binpack, nil, at)
-	expect(t, "in one step, each pod has its own view", []ledger.Place{{Node: "n2"}, {Node: "n1"}}, places)
+	expect(t, "in one step, each pod has its own view", []ledger.ChosenNode{{Node: "n2"}, {Node: "n1"}}, places)
 	f.Release("x")
 	f.Release("a")
 	f.takeFreed()

@@ -329,7 +329,7 @@ type NodeCards struct {
 	Leaving []Allocation
 	// Nominees are the nominated pods that have no allocation yet, in descending order of priority, with the cards that they are likely to get;
 	// none if that is unknown.
-	Nominees []Share
+	Nominees []Place
 }
 
 // NodeCards returns the nodes that have cards, by name. It costs much less than Nodes, and takes the lock in the same way.
@@ -372,7 +372,7 @@ func (l *Ledger) nodeCards(name string) (out NodeCards) {
 		if !l.allocated(nominee.Pod.UID) {
 			where := n.expected(&nominee, cards)
 			placement.Use(cards, where)
-			out.Nominees = append(out.Nominees, Share{Pod: nominee.Pod, Node: name, On: where})
+			out.Nominees = append(out.Nominees, Place{Pod: nominee.Pod, Node: name, On: where})
 		}
 	}
 	return out

@@ -66,7 +66,7 @@ func TestNodeCards(t *testing.T) {
 		Name: "n1", Unit: gpu.MiB, Cards: []placement.Card{{Index: 0, Memory: 8, Used: 8, Containers: 2}, {Index: 1, Memory: 8, Used: 5, Containers: 2}}, Requested: 16,
 		Leaving: []ledger.Allocation{{Pod: leaving, State: ledger.Bound, Placement: gpu.On(0, 6), AssumeTime: at}},
 		// The first one gets the card of the pod that leaves, and the second one finds none.
-		Nominees: []ledger.Share{{Pod: first, Node: "n1", On: gpu.On(0, 5)}, {Pod: second, Node: "n1"}},
+		Nominees: []ledger.Place{{Pod: first, Node: "n1", On: gpu.On(0, 5)}, {Pod: second, Node: "n1"}},
 	}}
 	f.bind("n1", 1, pod("bound", 1))
 	expect(t, "nodes", want, f.NodeCards())

@@ -27,8 +27,8 @@ type node struct {
 	// totals are the sums over cards.
 	totals placement.Totals
 
-	// reserved are the shares of reservations on this node, see reservedShare.compare.
-	reserved []reservedShare
+	// reserved are the places of reservations on this node, see reservedPlace.compare.
+	reserved []reservedPlace
 	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
 	cards []placement.Card
 	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.

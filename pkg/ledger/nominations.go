@@ -13,7 +13,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	l.update(func() []string {
 		id := string(pod.UID)
 		former := l.reservations.items[Nominated][id]
-		if former != nil && former.Shares[0].Pod == pod && former.Shares[0].Node == name && slices.Equal(former.Victims, victims) {
+		if former != nil && former.Places[0].Pod == pod && former.Places[0].Node == name && slices.Equal(former.Victims, victims) {
 			return nil
 		}
 		freed := l.endItem(Nominated, id)
@@ -24,7 +24,7 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 
 func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 	r := l.addReservation(string(pod.UID), Reservation{Source: Nominated, Priority: pod.Priority, Victims: victims})
-	l.addShare(r, Share{Pod: pod, Node: name})
+	l.addPlace(r, Place{Pod: pod, Node: name})
 }
 
 // NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the

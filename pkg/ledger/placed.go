@@ -43,13 +43,13 @@ func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
 
 // own sets the source of a placed reservation.
 func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
-	for i := range r.Shares {
-		l.uncount(r.Source, r.Shares[i].Node, func(counted gpu.PodUID) bool { return counted == uid })
+	for i := range r.Places {
+		l.uncount(r.Source, r.Places[i].Node, func(counted gpu.PodUID) bool { return counted == uid })
 	}
-	r.Source, r.Shares = source, nil
+	r.Source, r.Places = source, nil
 	if a := l.allocation(uid); a != nil && source != Direct {
-		r.Shares = []Share{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
-		l.count(source, &r.Shares[0])
+		r.Places = []Place{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
+		l.count(source, &r.Places[0])
 	}
 }
 
@@ -139,11 +139,11 @@ type countedPod struct {
 // counted reports whether pods with reservations of the source are counted pods.
 func (s Source) counted() bool { return s == Planned || s == Granted || s == Reclaimed }
 
-// count adds a share to the counted pods, if those of its source count.
-func (l *Ledger) count(source Source, share *Share) {
+// count adds a place to the counted pods, if those of its source count.
+func (l *Ledger) count(source Source, place *Place) {
 	if source.counted() {
-		l.reservations.counted.add(share.Node, countedPod{share.Pod.UID, source})
-		l.setPlanned(share.Node, true)
+		l.reservations.counted.add(place.Node, countedPod{place.Pod.UID, source})
+		l.setPlanned(place.Node, true)
 	}
 }
 

@@ -20,23 +20,23 @@ type Reservation struct {
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. Between
 	// an item and a pod of which one needs a turn of fair sharing, priorities don't count, see comesBefore.
 	Priority int32
-	// Shares are what is kept. A share counts until its pod has an allocation.
-	Shares []Share
-	// Victims are pods that are about to be evicted for the item. For a share that names no cards they count as terminating already.
+	// Places are what is kept. A place counts until its pod has an allocation.
+	Places []Place
+	// Victims are pods that are about to be evicted for the item. For a place that names no cards they count as terminating already.
 	Victims []gpu.PodUID
 	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
 	Until time.Time
 }
 
-// Share is what a reservation keeps for one of its pods.
-type Share struct {
+// Place is what a reservation keeps for one of its pods.
+type Place struct {
 	Pod  gpu.Pod
 	Node string
 	// On are the cards, which may still be in use. If it is empty, the cards are those that the pod is likely to get, see node.expected.
 	On gpu.Placement
 	// Ending are the pods that have to end on the cards of an awaited reservation from the queue. What they use of the node besides is free for its
 	// pod then. Behind are the pods for which these cards are being freed, by kube-scheduler or by reclaim, and to which the item has to leave them: as
-	// long as they are nominated to the node, or reclaim has a reservation for them, they don't see the share as used.
+	// long as they are nominated to the node, or reclaim has a reservation for them, they don't see the place as used.
 	Ending, Behind []gpu.PodUID
 }
 
@@ -101,8 +101,8 @@ func (r *Reservation) on(e event) bool {
 type reservations struct {
 	// awaited are the awaited reservations by source and pod.
 	awaited [sources]map[gpu.PodUID]*Reservation
-	// elsewhere are the awaited shares on nodes that the ledger doesn't know. See node.reserved.
-	elsewhere map[string][]reservedShare
+	// elsewhere are the awaited places on nodes that the ledger doesn't know. See node.reserved.
+	elsewhere map[string][]reservedPlace
 	// items are the awaited reservations by source and the item's ID. The item of a nomination is its pod, whose UID is the ID.
 	items [sources]map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
@@ -114,7 +114,7 @@ func newReservations() (r reservations) {
 	for source := range r.awaited {
 		r.awaited[source], r.items[source] = map[gpu.PodUID]*Reservation{}, map[string]*Reservation{}
 	}
-	r.elsewhere, r.placed = map[string][]reservedShare{}, map[gpu.PodUID]*Reservation{}
+	r.elsewhere, r.placed = map[string][]reservedPlace{}, map[gpu.PodUID]*Reservation{}
 	r.counted = &countedPods{on: map[string][]countedPod{}}
 	return r
 }
@@ -130,15 +130,15 @@ func (r *reservations) of(uid gpu.PodUID) (own ownReservations) {
 	return own
 }
 
-// reservedShare is a share with its reservation.
-type reservedShare struct {
+// reservedPlace is a place with its reservation.
+type reservedPlace struct {
 	*Reservation
-	Share
+	Place
 }
 
-// compare orders the shares of a node. Those on certain cards come first. The others are in the order in which their pods get cards: by priority,
+// compare orders the places of a node. Those on certain cards come first. The others are in the order in which their pods get cards: by priority,
 // and then by request, the largest first, because fewer cards have room for it.
-func (r reservedShare) compare(o reservedShare) int {
+func (r reservedPlace) compare(o reservedPlace) int {
 	if known, others := len(r.On) > 0, len(o.On) > 0; known || others {
 		return cmp.Compare(len(o.On), len(r.On))
 	}
@@ -150,8 +150,8 @@ func (l *Ledger) Hold(id string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	made := l.addReservation(id, r)
-	for _, share := range r.Shares {
-		l.addShare(made, share)
+	for _, place := range r.Places {
+		l.addPlace(made, place)
 	}
 }
 
@@ -165,50 +165,50 @@ func (l *Ledger) End(source Source, id string) {
 	}
 }
 
-// addReservation adds an awaited reservation without its shares.
+// addReservation adds an awaited reservation without its places.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
-	r.Shares, r.Victims = make([]Share, 0, len(r.Shares)), slices.Clone(r.Victims)
+	r.Places, r.Victims = make([]Place, 0, len(r.Places)), slices.Clone(r.Victims)
 	r.on(reservedAhead)
 	l.reservations.items[r.Source][id] = &r
 	return &r
 }
 
-// addShare adds a share to a reservation in the store.
-func (l *Ledger) addShare(r *Reservation, share Share) {
-	r.Shares = append(r.Shares, share)
-	l.reservations.awaited[r.Source][share.Pod.UID] = r
-	added := reservedShare{r, share}
-	l.alterReserved(share.Node, func(on []reservedShare) []reservedShare {
-		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reservedShare) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
+// addPlace adds a place to a reservation in the store.
+func (l *Ledger) addPlace(r *Reservation, place Place) {
+	r.Places = append(r.Places, place)
+	l.reservations.awaited[r.Source][place.Pod.UID] = r
+	added := reservedPlace{r, place}
+	l.alterReserved(place.Node, func(on []reservedPlace) []reservedPlace {
+		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reservedPlace) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
 		return slices.Insert(on, i, added)
 	})
-	l.count(r.Source, &share)
+	l.count(r.Source, &place)
 }
 
-// endItem is End with the lock held. It returns the nodes of the shares that counted until now.
+// endItem is End with the lock held. It returns the nodes of the places that counted until now.
 func (l *Ledger) endItem(source Source, id string) (freed []string) {
 	r := l.reservations.items[source][id]
 	if r == nil {
 		return nil
 	}
 	own, ending, last := l.reservations.awaited[source], map[gpu.PodUID]bool{}, ""
-	for _, share := range r.Shares {
-		uid := share.Pod.UID
+	for _, place := range r.Places {
+		uid := place.Pod.UID
 		ending[uid] = true
 		if own[uid] == r {
 			delete(own, uid)
 		}
 		if !l.allocated(uid) {
-			freed = append(freed, share.Node)
+			freed = append(freed, place.Node)
 		}
 	}
-	for _, share := range r.Shares {
-		if share.Node == last { // Mostly the shares on one node follow one another.
+	for _, place := range r.Places {
+		if place.Node == last { // Mostly the places on one node follow one another.
 			continue
 		}
-		last = share.Node
-		l.alterReserved(last, func(on []reservedShare) []reservedShare {
-			return slices.DeleteFunc(on, func(s reservedShare) bool { return s.Reservation == r })
+		last = place.Node
+		l.alterReserved(last, func(on []reservedPlace) []reservedPlace {
+			return slices.DeleteFunc(on, func(s reservedPlace) bool { return s.Reservation == r })
 		})
 		l.uncount(source, last, func(uid gpu.PodUID) bool {
 			ends := ending[uid]
@@ -222,31 +222,31 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 	return slices.Compact(freed)
 }
 
-// alterReserved changes the shares on a node.
-func (l *Ledger) alterReserved(name string, alter func([]reservedShare) []reservedShare) {
+// alterReserved changes the places on a node.
+func (l *Ledger) alterReserved(name string, alter func([]reservedPlace) []reservedPlace) {
 	if n := l.nodes[name]; n != nil {
 		n.reserved = alter(n.reserved)
 		l.markChanged(n)
-	} else if shares := alter(l.reservations.elsewhere[name]); len(shares) > 0 {
-		l.reservations.elsewhere[name] = shares
+	} else if places := alter(l.reservations.elsewhere[name]); len(places) > 0 {
+		l.reservations.elsewhere[name] = places
 	} else {
 		delete(l.reservations.elsewhere, name)
 	}
 }
 
-// nodesReservedFor returns the nodes on which shares don't count any more once the pod has an allocation.
+// nodesReservedFor returns the nodes on which places don't count any more once the pod has an allocation.
 func (l *Ledger) nodesReservedFor(uid gpu.PodUID) (names []string) {
 	for _, r := range l.reservations.of(uid) {
-		for i := 0; r != nil && i < len(r.Shares); i++ {
-			if r.Shares[i].Pod.UID == uid {
-				names = append(names, r.Shares[i].Node)
+		for i := 0; r != nil && i < len(r.Places); i++ {
+			if r.Places[i].Pod.UID == uid {
+				names = append(names, r.Places[i].Node)
 			}
 		}
 	}
 	return names
 }
 
-// OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, a share of its reservations, or what is awaited for
+// OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, a place of its reservations, or what is awaited for
 // an item of the queue after its own. On other nodes each of them sees at most as much free memory as any other pod that has its priority, and that
 // needs a turn of fair sharing if it does.
 func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
@@ -263,8 +263,8 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 				continue
 			}
 			seen[r] = true
-			for _, share := range r.Shares {
-				nodes[share.Node] = true
+			for _, place := range r.Places {
+				nodes[place.Node] = true
 			}
 			if r.Source == Queued && (first == nil || r.Item.Before(first)) {
 				first = &r.Item
@@ -272,8 +272,8 @@ func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
 		}
 	}
 	for _, later := range l.reservations.items[Queued] {
-		for i := 0; first != nil && first.Before(&later.Item) && i < len(later.Shares); i++ {
-			nodes[later.Shares[i].Node] = true
+		for i := 0; first != nil && first.Before(&later.Item) && i < len(later.Places); i++ {
+			nodes[later.Places[i].Node] = true
 		}
 	}
 	return nodes
@@ -287,10 +287,10 @@ type Turns interface {
 // NeedsTurn reports whether the pod needs a turn of fair sharing.
 func (l *Ledger) NeedsTurn(pod gpu.Pod) bool { return l.turns != nil && l.turns.NeedsTurn(pod) }
 
-// expected returns the cards of a share. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
+// expected returns the cards of a place. If it names none, these are the cards that the pod is likely to get: cards with room, or if there are
 // none, cards that have room once the terminating pods and the victims have ended. The result can be empty, because the victims that
 // kube-scheduler chose are unknown until they are terminating.
-func (n *node) expected(r *reservedShare, cards []placement.Card) gpu.Placement {
+func (n *node) expected(r *reservedPlace, cards []placement.Card) gpu.Placement {
 	if len(r.On) > 0 {
 		return r.On
 	}
@@ -312,9 +312,9 @@ func (n *node) expected(r *reservedShare, cards []placement.Card) gpu.Placement 
 	return where
 }
 
-// nominees returns the shares that name no cards.
-func (n *node) nominees() []reservedShare {
-	i := slices.IndexFunc(n.reserved, func(r reservedShare) bool { return len(r.On) == 0 })
+// nominees returns the places that name no cards.
+func (n *node) nominees() []reservedPlace {
+	i := slices.IndexFunc(n.reserved, func(r reservedPlace) bool { return len(r.On) == 0 })
 	if i < 0 {
 		return nil
 	}

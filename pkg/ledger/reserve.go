@@ -21,8 +21,8 @@ type Request struct {
 	Binding bool
 }
 
-// Place is the node that a request got.
-type Place struct {
+// ChosenNode is the node that a request got.
+type ChosenNode struct {
 	Node string
 	// Existing is true if the pod had its allocation on this node before.
 	Existing bool
@@ -75,7 +75,7 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 //
 // Pods that get an allocation are taken from capacity (Take), and pods that yield are returned to it (Return). If ReserveAll returns nil,
 // capacity is unchanged.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []Place, yielded int) {
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []ChosenNode, yielded int) {
 	l.try(view, capacity, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(slices.DeleteFunc(slices.Clone(yielding[yielded]), l.isBinding)...)
@@ -226,8 +226,8 @@ func (t *trial) unplace(uid gpu.PodUID) {
 }
 
 // placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.
-func (t *trial) placeAll(requests []Request) []Place {
-	places := make([]Place, 0, len(requests))
+func (t *trial) placeAll(requests []Request) []ChosenNode {
+	places := make([]ChosenNode, 0, len(requests))
 	var added []gpu.PodUID
 	for i := range requests {
 		request := &requests[i]
@@ -235,7 +235,7 @@ func (t *trial) placeAll(requests []Request) []Place {
 			if !slices.Contains(request.Nodes, home) {
 				break
 			}
-			places = append(places, Place{Node: home, Existing: true})
+			places = append(places, ChosenNode{Node: home, Existing: true})
 			continue
 		}
 		node, ok := t.placeNominated(request)
@@ -245,7 +245,7 @@ func (t *trial) placeAll(requests []Request) []Place {
 		if !ok {
 			break
 		}
-		places, added = append(places, Place{Node: node}), append(added, request.Pod.UID)
+		places, added = append(places, ChosenNode{Node: node}), append(added, request.Pod.UID)
 	}
 	if len(places) == len(requests) {
 		return places
@@ -260,13 +260,13 @@ func (t *trial) placeAll(requests []Request) []Place {
 }
 
 // placeNominated places the pod on the node to which it is nominated, if this node is a candidate and has room. All other pods see the
-// nomination as used memory, so a ranking that the pod shares with other pods may not contain the node.
+// nomination as used memory, so a ranking that the pod places with other pods may not contain the node.
 func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 	nomination := t.reservations.awaited[Nominated][request.Pod.UID]
 	if nomination == nil {
 		return "", false
 	}
-	name = nomination.Shares[0].Node
+	name = nomination.Places[0].Node
 	n := t.nodes[name]
 	if n == nil || !slices.Contains(request.Nodes, name) {
 		return "", false

@@ -35,9 +35,9 @@ func TestReserveAll(t *testing.T) {
 	both, n1 := []string{"n1", "n2"}, []string{"n1"}
 	halves := func(f *fixture) { f.reserve("n1", pod("a1", 8), pod("a2", 8), pod("b1", 8), pod("b2", 8)) }
 	yielding := [][]gpu.PodUID{{"b1", "b2"}, {"a1", "a2"}}
-	on := func(nodes ...string) (places []ledger.Place) {
+	on := func(nodes ...string) (places []ledger.ChosenNode) {
 		for _, node := range nodes {
-			places = append(places, ledger.Place{Node: node})
+			places = append(places, ledger.ChosenNode{Node: node})
 		}
 		return places
 	}
@@ -46,14 +46,14 @@ func TestReserveAll(t *testing.T) {
 		requests []ledger.Request
 		yielding [][]gpu.PodUID
 		// want is nil if there is no room; then nothing may have changed.
-		want     []ledger.Place
+		want     []ledger.ChosenNode
 		released int
 		freed    []string
 		gone     []gpu.PodUID
 	}{
 		"all fit":                       {requests: requests(both, 16, 16, 16, 16), want: on("n1", "n1", "n2", "n2")},
 		"one too many":                  {requests: requests(both, 16, 16, 16, 10, 10)},
-		"a member keeps its allocation": {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(both, 16, 16), want: []ledger.Place{{Node: "n2"}, {Node: "n2", Existing: true}}},
+		"a member keeps its allocation": {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(both, 16, 16), want: []ledger.ChosenNode{{Node: "n2"}, {Node: "n2", Existing: true}}},
 		"a member has one elsewhere":    {before: func(f *fixture) { f.reserve("n2", pod("w1", 16)) }, requests: requests(n1, 16, 16)},
 		"each pod is nominated": {
 			before: func(f *fixture) {
@@ -373,7 +373,7 @@ func like(pod gpu.Pod, kind int) gpu.Pod {
 }
 
 // oneByOne does what ReserveAll does, on the second ledger.
-func (s *reserveSimulation) oneByOne() ([]ledger.Place, int) {
+func (s *reserveSimulation) oneByOne() ([]ledger.ChosenNode, int) {
 	placed := 0
 	for yielded := 0; ; yielded++ {
 		if places := s.placeOneByOne(&placed); places != nil {
@@ -390,7 +390,7 @@ func (s *reserveSimulation) oneByOne() ([]ledger.Place, int) {
 	}
 }
 
-func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.Place) {
+func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.ChosenNode) {
 	for _, request := range s.requests {
 		best, most := "", placement.Suitability(-1)
 		s.reference.Rank(s.view, request.Pod, request.Nodes, func(i int, suits placement.Suitability, reason reasons.Reason) {
@@ -411,7 +411,7 @@ func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.Place) {
 		}
 		s.referenceSlots.Take(best, request.Pod.UID)
 		*placed++
-		places = append(places, ledger.Place{Node: best})
+		places = append(places, ledger.ChosenNode{Node: best})
 	}
 	return places
 }

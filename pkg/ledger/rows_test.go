@@ -103,7 +103,7 @@ func (s *costScene) changeAny(spec ledger.NodeSpec) {
 	case 8:
 		s.Await(testItem, []ledger.Request{{Pod: p, Nodes: s.names}}, longAgo)
 	case 9:
-		s.Hold(string(p.UID), ledger.Reservation{Source: ledger.Reclaimed, Priority: 1, Shares: []ledger.Share{{Pod: p, Node: name, On: gpu.On(0, p.Request)}}})
+		s.Hold(string(p.UID), ledger.Reservation{Source: ledger.Reclaimed, Priority: 1, Places: []ledger.Place{{Pod: p, Node: name, On: gpu.On(0, p.Request)}}})
 	case 10:
 		p.Cores, p.Containers = gpu.Cores(s.random.IntN(100)), 2
 		s.SetBound(name, p, nil, at)

@@ -347,8 +347,8 @@ func TestLeastBeforeOthers(t *testing.T) {
 }
 
 func held(uid gpu.PodUID) ledger.Reservation {
-	share := ledger.Share{Pod: gpu.Pod{UID: uid}, Node: "n1", On: gpu.On(0, 100)}
-	return ledger.Reservation{Source: ledger.Reclaimed, Priority: 9, Shares: []ledger.Share{share}}
+	place := ledger.Place{Pod: gpu.Pod{UID: uid}, Node: "n1", On: gpu.On(0, 100)}
+	return ledger.Reservation{Source: ledger.Reclaimed, Priority: 9, Places: []ledger.Place{place}}
 }
 
 func requests(pod gpu.Pod) []ledger.Request {
