@@ -219,7 +219,7 @@ func (m *Manager) remainingVictims(victims []EvictedFor, units map[*unit]reclaim
 			e.For = units[p.unit]
 		}
 		for _, uid := range slices.Sorted(slices.Values(v.Pods)) {
-			if p := m.pods[uid]; m.runs(uid) && !p.Leaving {
+			if p := m.pods[uid]; m.runs(uid) && !p.LeavesSoon() {
 				e.Tenant, e.Pods = p.countedFor, append(e.Pods, p.Pod.Pod)
 			}
 		}

@@ -327,7 +327,7 @@ func (f *fixture) reclaimFor(search *Search) {
 			}
 			for _, pod := range v.Pods {
 				f.evicted = append(f.evicted, pod.String())
-				f.pod(pod.String(), 0, func(p *Pod) { p.Leaving = true })
+				f.pod(pod.String(), 0, func(p *Pod) { p.Leaving, p.Lingers = true, false })
 			}
 		}
 	}
@@ -342,7 +342,7 @@ func (f *fixture) reclaimFor(search *Search) {
 func (f *fixture) running() map[string]gpu.Memory {
 	out := map[string]gpu.Memory{}
 	for _, p := range f.pods {
-		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.Leaving && !ns.Exempt {
+		if ns := f.namespaces[p.Namespace]; p.Node != "" && !p.LeavesSoon() && !ns.Exempt {
 			out[ns.Tenant] += p.Request
 		}
 	}
@@ -364,7 +364,7 @@ func (f *fixture) cluster() reclaim.Cluster {
 		}
 		for _, a := range node.Allocations {
 			switch {
-			case a.Leaving:
+			case a.LeavesSoon():
 				placement.Release(c.Cards[node.Name], a.Placement)
 				c.Leaving[node.Name] = append(c.Leaving[node.Name], a.UID)
 			case a.State == ledger.Bound:

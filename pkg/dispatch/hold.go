@@ -246,7 +246,7 @@ func (m *Manager) checkShares(s *standings, now time.Time) {
 	running := map[gpu.PodUID]bool{}
 	for _, h := range holds {
 		for _, uid := range h.victims {
-			running[uid] = m.runs(uid) && !m.pods[uid].Leaving
+			running[uid] = m.runs(uid) && !m.pods[uid].LeavesSoon()
 		}
 	}
 	search := m.search(0, s, now)

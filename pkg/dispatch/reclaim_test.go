@@ -457,6 +457,20 @@ func TestReclaimHoldWithoutEvictions(t *testing.T) {
 	want(t, "evicted", []string(nil), f.evicted)
 }
 
+// A tenant deletes its pods with a grace period of a month. They are evicted like pods that run.
+func TestReclaimOfPodsThatLinger(t *testing.T) {
+	f := newReclaimFixture(t, 4)
+	for i := range 4 {
+		f.pod(fmt.Sprint("bob/", i), 0, func(p *Pod) { p.Leaving, p.Lingers = true, true })
+	}
+	f.pod("alice/1", 2)
+	f.run(after + 2*time.Second)
+	want(t, "evicted", []string{"bob/3", "bob/2"}, f.evicted)
+	want(t, "the victims are awaited", map[gpu.PodUID]bool{"alice/1": true}, f.Justified(f.reclaims.attempts))
+	f.run(time.Minute)
+	want(t, "evicted in the end", 2, len(f.evicted))
+}
+
 // The nodes of held places are away for a moment, so the shares are smaller. What was evicted is still alice's: no further pods are evicted for her.
 func TestReclaimHoldOutlastsNode(t *testing.T) {
 	f := newReclaimFixture(t, 4, 4, 4)

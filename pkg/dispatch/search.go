@@ -51,7 +51,7 @@ func (s *Search) Need() reclaim.Need {
 	return need
 }
 
-// leaves reports whether the pod is being deleted, or is about to be.
+// leaves reports whether the pod leaves soon, because it is being deleted or is about to be.
 func (s *Search) leaves(p *allocatedPod) bool {
-	return p.Leaving || s.evicting(p.UID) && !s.remain[p.UID]
+	return p.LeavesSoon() || s.evicting(p.UID) && !s.remain[p.UID]
 }

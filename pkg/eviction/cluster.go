@@ -65,7 +65,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 	available, _ := r.Ledger.Availability(name, pod, unseen)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
-		if !a.Leaving {
+		if !a.LeavesSoon() {
 			if victims[a.UID] {
 				placement.Release(available.Cards, a.Placement)
 			}

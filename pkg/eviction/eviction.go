@@ -118,7 +118,7 @@ func (o *Options) call(ctx context.Context, pod gpu.Pod, state victimState, dryR
 
 // victimState is what the API server shows of a victim.
 type victimState struct {
-	// runs is true if the pod is bound, has not ended and isn't being deleted.
+	// runs is true if the pod is bound, has not ended and isn't being deleted, or lingers.
 	runs bool
 	// ends is when its grace period ends, if it is being deleted or evicted now; zero if it is gone.
 	ends time.Time
@@ -131,6 +131,10 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	switch {
 	case err != nil || live == nil || live.Spec.NodeName == "":
 		return state, err
+	case protocol.Lingers(live):
+		return victimState{
+			runs: true, ends: protocol.LeavesBy(live.DeletionTimestamp.Time, *live.DeletionGracePeriodSeconds), capped: new(int64(protocol.MaxGracePeriod.Seconds())),
+		}, nil
 	case live.DeletionTimestamp != nil:
 		return victimState{ends: live.DeletionTimestamp.Time}, nil
 	}

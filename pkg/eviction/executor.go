@@ -480,7 +480,7 @@ func (x *Executor) inspect(ex *execution) {
 		for _, pod := range v.Pods {
 			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
 			known = known && info.UID == pod.UID
-			if known && !info.Leaving && !info.Ended {
+			if known && !info.LeavesSoon() && !info.Ended {
 				continue
 			}
 			ex.left[pod.UID] = false

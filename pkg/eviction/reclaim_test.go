@@ -164,6 +164,14 @@ func TestReclaimer(t *testing.T) {
 		"budgets are not listed yet": {func(f *reclaimFixture) { f.cluster.budgetsNotSynced = errors.New("not yet") }, false, nil, map[string]int{"reclaimed failed": 1}},
 		"a pod that is being deleted is enough": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin))) }, true, nil,
 			map[string]int{"reclaimed evicted": 1, "reclaimed memory": 0}},
+		"one that would be deleted in a month isn't, and ends sooner": {func(f *reclaimFixture) {
+			for _, pod := range f.b[:2] {
+				lingers := fake.Edited(pod, fake.Terminating(begin.Add(30*24*time.Hour)))
+				lingers.DeletionGracePeriodSeconds = new(int64(30 * 24 * 60 * 60))
+				f.server.Set(lingers)
+				f.cluster.report(lingers)
+			}
+		}, true, []string{"?b2 600s", "b2 600s"}, map[string]int{"reclaimed memory": 8}},
 		"one that should have ended long ago isn't": {func(f *reclaimFixture) {
 			f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin.Add(-time.Hour))))
 		}, true, []string{"?b2", "b2"}, nil},

@@ -27,6 +27,11 @@ type Pod struct {
 	Limits Limits
 	// Leaving is true if the pod is terminating. It keeps its allocation until it has ended.
 	Leaving bool
+	// Lingers is true if it is terminating with so long a grace period that it isn't waited for. An eviction shortens that.
+	Lingers bool
 }
+
+// LeavesSoon reports whether the pod is terminating, and is waited for.
+func (p *Pod) LeavesSoon() bool { return p.Leaving && !p.Lingers }
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }

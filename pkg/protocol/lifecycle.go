@@ -5,6 +5,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // OverdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
@@ -19,6 +20,12 @@ const MaxGracePeriod = 10 * time.Minute
 // deletion was requested. graceSeconds is its metadata.deletionGracePeriodSeconds.
 func LeavesBy(deletion time.Time, graceSeconds int64) time.Time {
 	return deletion.Add(-time.Duration(max(min(graceSeconds, math.MaxInt32)-int64(MaxGracePeriod/time.Second), 0)) * time.Second)
+}
+
+// Lingers reports whether a pod is being deleted with a grace period of more than MaxGracePeriod. An eviction shortens it to that
+// (k8s.io/apiserver pkg/registry/rest/delete.go, BeforeDelete).
+func Lingers(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil && ptr.Deref(pod.DeletionGracePeriodSeconds, 0) > int64(MaxGracePeriod/time.Second)
 }
 
 // Overdue reports whether a pod that is being deleted still exists well after its deletion timestamp, which is the end of the grace

@@ -155,6 +155,7 @@ func Pod(pod *corev1.Pod) gpu.Pod {
 		Request:   PodRequest(pod),
 		Cores:     PodCores(pod),
 		Leaving:   pod.DeletionTimestamp != nil,
+		Lingers:   Lingers(pod),
 	}
 	if cards, err := PodCards(pod); err == nil && cards > 1 && out.Request > 0 {
 		out.Cards = cards
