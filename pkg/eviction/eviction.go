@@ -84,6 +84,8 @@ type Options struct {
 	Cache    Cache
 	Recorder record.EventRecorder
 	Observer Observer
+	// Reclaims receives what metrics count of evictions by share; it isn't used without them.
+	Reclaims ReclaimObserver
 	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.
 	AnswerLost time.Duration
 	// Leading returns an error if this process isn't the leader.

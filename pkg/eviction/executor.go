@@ -345,6 +345,10 @@ func (x *Executor) evictOne(ctx context.Context, ex *execution, v Victim, pod gp
 	switch {
 	case gone:
 	case ex.Cause == ByShare:
+		// A former leader may have begun it, and this one doesn't reclaim.
+		if info, known := x.Cache.Pod(pod.Namespace, pod.Name); x.Reclaims != nil && known && info.UID == pod.UID {
+			x.Reclaims.PodReclaimed(info.Request)
+		}
 		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, "%s for pod %s%s", v.What, v.For.pod(), v.Why)
 	default:
 		x.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, "%s for pod %s%s", v.What, v.For.pod(), v.Why)

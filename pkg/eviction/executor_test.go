@@ -25,11 +25,12 @@ import (
 // executions is an API server with the group g1, g2, g3 and the pod s, and the round that evicts them for the pod w. Its API server deletes what
 // is evicted.
 type executions struct {
-	t      *testing.T
-	server *fake.Server
-	clock  *clocktesting.FakeClock
-	pods   []*corev1.Pod
-	round  Round
+	t        *testing.T
+	server   *fake.Server
+	observer *fake.Observer
+	clock    *clocktesting.FakeClock
+	pods     []*corev1.Pod
+	round    Round
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
 	// justified is what the round's Wanted returns.
@@ -37,7 +38,7 @@ type executions struct {
 }
 
 func newExecutions(t *testing.T) *executions {
-	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), justified: always()}
+	f := &executions{t: t, clock: clocktesting.NewFakeClock(begin), server: fake.NewServer(), observer: &fake.Observer{}, justified: always()}
 	for _, name := range []string{"g1", "g2", "g3", "s", "w"} {
 		pod := fake.Pod(name, 4, fake.Bound("n1", 0))
 		if name == "w" {
@@ -76,7 +77,7 @@ func (f *executions) process(api API) *Executor {
 	}
 	c := newCluster(objects...)
 	x := NewExecutor(Options{
-		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
+		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: f.observer, Reclaims: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) background.Group { return &inline{} },
 	}, recordName)
 	x.Tick(context.Background())
@@ -230,6 +231,9 @@ func TestExecutorRetries(t *testing.T) {
 			if len(x.rounds) > 0 {
 				t.Error("the round doesn't end")
 			}
+			if counted, evicted := f.observer.Count("reclaimed pods"), 4-len(strings.Fields(tc.running)); counted != evicted {
+				t.Errorf("%d evictions are counted, of %d", counted, evicted)
+			}
 		})
 	}
 }
@@ -322,7 +326,7 @@ func TestExecutorRecords(t *testing.T) {
 			if got := f.server.Calls().Evicted[before:]; len(got) > 0 {
 				t.Errorf("evicted %v", got)
 			}
-			if failed := x.Observer.(*fake.Observer).Counts()["record failed"]; (failed > 0) != tc.failed {
+			if failed := f.observer.Counts()["record failed"]; (failed > 0) != tc.failed {
 				t.Errorf("%d failures are counted", failed)
 			}
 		})

@@ -33,8 +33,10 @@ const maxReclaimPlans = 10
 type ReclaimObserver interface {
 	// Reclaimed reports the result of an attempt to reclaim memory that had a plan.
 	Reclaimed(result reasons.Result)
-	// ReclaimEvicted reports how many pods an attempt has evicted, what they had, and how much of that was not needed.
-	ReclaimEvicted(pods int, memory, beyond gpu.Memory)
+	// PodReclaimed counts a pod that was evicted for a tenant below its share, and what it had.
+	PodReclaimed(memory gpu.Memory)
+	// ReclaimUnneeded counts how much of what an attempt has evicted was not needed.
+	ReclaimUnneeded(memory gpu.Memory)
 }
 
 // Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which, the Executor evicts them.
@@ -43,13 +45,12 @@ type Reclaimer struct {
 	Options
 	executor *Executor
 	nodes    NodeAPI
-	observer ReclaimObserver
 	capacity func() reclaim.Capacity
 }
 
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(x *Executor, nodes NodeAPI, observer ReclaimObserver, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{Options: x.Options, executor: x, nodes: nodes, observer: observer, capacity: capacity}
+func NewReclaimer(x *Executor, nodes NodeAPI, capacity func() reclaim.Capacity) *Reclaimer {
+	return &Reclaimer{Options: x.Options, executor: x, nodes: nodes, capacity: capacity}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
@@ -59,13 +60,13 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	plan, ok, err := r.plan(ctx, need)
 	switch {
 	case err != nil:
-		r.observer.Reclaimed(resultOf(err))
+		r.Reclaims.Reclaimed(resultOf(err))
 		logger.Error(err, "No memory reclaimed for tenants below their share", "result", resultOf(err))
 		return time.Time{}
 	case !ok || r.Leading() != nil || !hold(plan):
 		return time.Time{}
 	case !r.stillFits(plan):
-		r.observer.Reclaimed(reasons.ResultFailed)
+		r.Reclaims.Reclaimed(reasons.ResultFailed)
 		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "units", len(plan.Served))
 		return time.Time{}
 	}
@@ -79,10 +80,10 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 				}
 			}
 		}
-		r.observer.ReclaimEvicted(len(evicted), memory, min(plan.Beyond, memory))
+		r.Reclaims.ReclaimUnneeded(min(plan.Beyond, memory))
 		logger.Info("Evicted pods for tenants below their share", "pods", len(evicted), "memory", memory.String(), "units", len(plan.Served))
 	}
-	r.observer.Reclaimed(resultOf(err))
+	r.Reclaims.Reclaimed(resultOf(err))
 	if err != nil {
 		what := "Reclaim: not all victims evicted, trying again until the round ends"
 		if until.IsZero() {

@@ -62,9 +62,9 @@ func newReclaimFixture() *reclaimFixture {
 		f.server.Set(pod)
 	}
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
-		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer,
+		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer, Reclaims: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines,
-	}, recordName), f.server, f.observer, func() reclaim.Capacity { return anyCapacity{f} })
+	}, recordName), f.server, func() reclaim.Capacity { return anyCapacity{f} })
 	f.executor.Tick(context.Background())
 	return f
 }

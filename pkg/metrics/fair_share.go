@@ -83,12 +83,14 @@ func (f *FairShare) Reclaimed(result reasons.Result) {
 	f.reclaims.WithLabelValues(string(result)).Inc()
 }
 
-// ReclaimEvicted implements eviction.ReclaimObserver.
-func (f *FairShare) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
-	f.evicted.Add(float64(pods))
+// PodReclaimed implements eviction.ReclaimObserver.
+func (f *FairShare) PodReclaimed(memory gpu.Memory) {
+	f.evicted.Inc()
 	f.reclaimed.Add(float64(memory))
-	f.beyond.Add(float64(beyond))
 }
+
+// ReclaimUnneeded implements eviction.ReclaimObserver.
+func (f *FairShare) ReclaimUnneeded(memory gpu.Memory) { f.beyond.Add(float64(memory)) }
 
 // ReclaimFailed implements dispatch.Observer.
 func (f *FairShare) ReclaimFailed() { f.useless.Inc() }

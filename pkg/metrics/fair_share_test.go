@@ -24,7 +24,9 @@ func TestFairShareMetrics(t *testing.T) {
 	f.GateOpened(false)
 	f.Reclaimed("evicted")
 	f.Reclaimed("refused")
-	f.ReclaimEvicted(2, 12, 4)
+	f.PodReclaimed(4)
+	f.PodReclaimed(8)
+	f.ReclaimUnneeded(4)
 	f.ReclaimFailed()
 	want := `
 # HELP gpushare_extender_fair_share_charges_expired_total Number of pods that were not bound in time after their turn.

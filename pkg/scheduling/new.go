@@ -61,7 +61,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	})
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
-		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup,
+		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Reclaims: o.FairShare.Observer,
 	}
 	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
 	s.preemptors = eviction.NewPreemptors(s.executor, func() { s.requeue.All("") })
@@ -146,7 +146,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *f
 	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, o.Observer, func() reclaim.Capacity { return s.capacity(true) })
+	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, func() reclaim.Capacity { return s.capacity(true) })
 	return f
 }
 

@@ -79,12 +79,14 @@ func (o *Observer) ReclaimFailed() { o.add("reclaim failed", 1) }
 // Reclaimed counts "reclaimed" and the result.
 func (o *Observer) Reclaimed(result reasons.Result) { o.add("reclaimed "+string(result), 1) }
 
-// ReclaimEvicted counts "reclaimed memory", "unneeded memory" and "reclaimed pods".
-func (o *Observer) ReclaimEvicted(pods int, memory, beyond gpu.Memory) {
-	o.add("reclaimed pods", pods)
+// PodReclaimed counts "reclaimed memory" and "reclaimed pods".
+func (o *Observer) PodReclaimed(memory gpu.Memory) {
+	o.add("reclaimed pods", 1)
 	o.add("reclaimed memory", int(memory))
-	o.add("unneeded memory", int(beyond))
 }
+
+// ReclaimUnneeded counts "unneeded memory".
+func (o *Observer) ReclaimUnneeded(memory gpu.Memory) { o.add("unneeded memory", int(memory)) }
 
 // Nominated counts "nomination" and the result.
 func (o *Observer) Nominated(result reasons.Result) { o.add("nomination "+string(result), 1) }

@@ -105,7 +105,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			lead := func(left int) *eviction.Executor {
 				return eviction.NewExecutor(eviction.Options{
 					API: &fake.Mortal{API: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
-					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{},
+					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Reclaims: &fake.Observer{},
 					AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
 				}, types.NamespacedName{Namespace: s.ID, Name: "evictions"})
 			}
