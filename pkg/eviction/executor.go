@@ -24,10 +24,16 @@ import (
 // maxRounds limits the rounds at one time.
 const maxRounds = 16
 
+// outdatedAfter is how long after its begin a round of a former leader is not finished any more: no extender has evicted pods for so long that the
+// groups that it has evicted in part can be whole again.
+const outdatedAfter = time.Hour
+
 // Round is what is known of a round before its first eviction: the pods that wait, and what is evicted for them. Extenders of other versions read and
 // write it too, in the record.
 type Round struct {
 	Cause Cause `json:"cause"`
+	// Began is when it was recorded first; zero in records of earlier versions.
+	Began time.Time `json:"began,omitzero"`
 	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
 	For     []Waiting `json:"for"`
 	Victims []Victim  `json:"victims"`
@@ -237,6 +243,7 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 // returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if the round has not begun, or is over
 // because no eviction was made. It isn't if enough pods are being deleted already, or if an answer was lost.
 func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
+	r.Began = x.Clock.Now().UTC()
 	ex := newExecution(r)
 	ex.wanted, ex.until = wanted, x.Clock.Now().Add(queue.Arrival)
 	if len(ex.left) == 0 { // What is being deleted already is enough.
@@ -464,6 +471,10 @@ func (x *Executor) inherit(ctx context.Context) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range rounds {
+		if !r.Began.IsZero() && x.Clock.Since(r.Began) > outdatedAfter {
+			x.unwritten = true
+			continue
+		}
 		ex := newExecution(r)
 		// An eviction of the former leader whose answer is lost can still be made.
 		ex.state, ex.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))

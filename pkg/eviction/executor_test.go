@@ -370,6 +370,21 @@ func TestExecutorRecordDeleted(t *testing.T) {
 	}
 }
 
+// Evictions are turned off while one of a group's pods is refused, and on again a day later: the pod may belong to a whole group by then.
+func TestExecutorOutdatedRecord(t *testing.T) {
+	f := newExecutions(t)
+	f.refused = "g2"
+	if until, err := f.evict(f.process(f.server)); until.IsZero() {
+		t.Fatal(err)
+	}
+	f.refused = ""
+	f.clock.Step(24 * time.Hour)
+	f.later(f.process(f.server), 3*time.Minute)
+	if got := f.running(); got != "g2" {
+		t.Errorf("%q run, want g2", got)
+	}
+}
+
 // A record that can't be written is tried again every five seconds, not at each step.
 func TestExecutorWritesAgain(t *testing.T) {
 	f := newExecutions(t)
