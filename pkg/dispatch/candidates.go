@@ -65,8 +65,8 @@ func (s *Search) surplus() map[gpu.PodUID]bool {
 }
 
 // victims returns the candidates whose eviction leaves their tenants their share, the newest first.
-func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim) []reclaim.Victim {
-	victims := slices.DeleteFunc(candidates, func(v reclaim.Victim) bool { return v.Memory() > standings[v.Tenant].Excess })
+func victims(tenants map[string]reclaim.Tenant, candidates []reclaim.Victim) []reclaim.Victim {
+	victims := slices.DeleteFunc(candidates, func(v reclaim.Victim) bool { return v.Memory() > tenants[v.Tenant].Excess })
 	slices.SortFunc(victims, func(a, b reclaim.Victim) int {
 		return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.Pods[0].UID, b.Pods[0].UID), cmp.Compare(len(a.Pods), len(b.Pods)))
 	})
@@ -75,10 +75,10 @@ func victims(standings map[string]reclaim.Standing, candidates []reclaim.Victim)
 
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
 // count as gone.
-func (s *Search) excess() map[string]reclaim.Standing {
-	out := map[string]reclaim.Standing{}
+func (s *Search) excess() map[string]reclaim.Tenant {
+	out := map[string]reclaim.Tenant{}
 	for _, t := range s.tenants {
-		out[t.Name] = reclaim.Standing{Share: t.Share, Allocated: t.Allocated}
+		out[t.Name] = reclaim.Tenant{Share: t.Share, Allocated: t.Allocated}
 	}
 	running := map[string]gpu.Memory{}
 	for _, p := range s.allocated {
@@ -87,9 +87,9 @@ func (s *Search) excess() map[string]reclaim.Standing {
 		}
 	}
 	for name, amount := range running {
-		standing := out[name]
-		standing.Excess = amount.Sub(standing.Share)
-		out[name] = standing
+		t := out[name]
+		t.Excess = amount.Sub(t.Share)
+		out[name] = t
 	}
 	return out
 }

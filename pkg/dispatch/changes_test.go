@@ -58,7 +58,7 @@ func TestNamespaceDeletedBeforeItsPods(t *testing.T) {
 	f.tick(0)
 	f.pod("alice/bound", 0, func(p *Pod) { p.Leaving = true })
 	f.delete("alice/bound", "alice/waiting", "bob/waiting")
-	want(t, "tenants left", 0, len(f.queue.Standings()))
+	want(t, "tenants left", 0, len(f.queue.Tenants()))
 }
 
 // A pause that is over is no obstacle any more, also for a pod that isn't tried because others like it don't fit.

@@ -147,14 +147,14 @@ func (s *Search) evictable(plan reclaim.Plan) bool {
 		first gpu.PodUID
 		pods  int
 	}
-	standings, lost, present := s.excess(), map[string]gpu.Memory{}, map[id]reclaim.Victim{}
+	tenants, lost, present := s.excess(), map[string]gpu.Memory{}, map[id]reclaim.Victim{}
 	for _, v := range s.candidates() {
 		present[id{v.Pods[0].UID, len(v.Pods)}] = v
 	}
 	return !slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool {
 		v := present[id{e.Pods[0].UID, len(e.Pods)}]
 		lost[v.Tenant] = lost[v.Tenant].Add(v.Memory())
-		return v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod) || lost[v.Tenant] > standings[v.Tenant].Excess
+		return v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod) || lost[v.Tenant] > tenants[v.Tenant].Excess
 	})
 }
 

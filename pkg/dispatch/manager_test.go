@@ -262,7 +262,7 @@ func TestTerms(t *testing.T) {
 	f.RemoveNamespace("bob")
 	f.delete("bob/1", "carol/1")
 	f.RemoveNamespace("carol")
-	if left := f.queue.Standings(); len(left) != 1 || left[0].Name != "alice" {
+	if left := f.queue.Tenants(); len(left) != 1 || left[0].Name != "alice" {
 		t.Errorf("tenants are left: %v", left)
 	}
 }

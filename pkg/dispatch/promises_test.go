@@ -85,7 +85,7 @@ func TestForgetTenants(t *testing.T) {
 			}
 		}
 	}
-	for _, s := range f.queue.Standings() {
+	for _, s := range f.queue.Tenants() {
 		if s.Name != "alice" && s.Name != "bob" {
 			t.Errorf("the queue knows %s", s.Name)
 		}

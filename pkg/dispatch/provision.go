@@ -21,10 +21,10 @@ func (m *Manager) provision(now time.Time) {
 	if m.Provisioning == 0 {
 		return
 	}
-	for _, standing := range m.queue.Standings() {
+	for _, tenant := range m.queue.Tenants() {
 		var next []*unit
 		free := m.Provisioning
-		for _, item := range standing.Waiting {
+		for _, item := range tenant.Waiting {
 			u := item.Value.(*unit)
 			if now.Sub(u.provisioning) < provisionLife {
 				free--

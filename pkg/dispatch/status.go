@@ -69,7 +69,7 @@ func (m *Manager) takeStandings() *standings {
 		allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated)),
 	}
 	before, held := 0, m.heldMemory()
-	for _, s := range m.queue.Standings() {
+	for _, s := range m.queue.Tenants() {
 		s.Allocated = s.Allocated.Sub(held[s.Name])
 		if s.Allocated == 0 && len(s.Waiting) == 0 {
 			continue

@@ -32,7 +32,7 @@ func (m *Manager) Waiting() []queue.Item {
 	}
 	turns := map[string]int{}
 	if len(first) > 0 {
-		for i, s := range m.queue.Standings() {
+		for i, s := range m.queue.Tenants() {
 			turns[s.Name] = i + 1
 		}
 	}

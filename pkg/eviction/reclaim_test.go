@@ -81,7 +81,7 @@ func (c anyCapacity) Restore(string, gpu.PodUID) (fits bool) { return true }
 func (f *reclaimFixture) need() reclaim.Need {
 	need := reclaim.Need{
 		Units:   []reclaim.Unit{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: protocol.Pod(f.a), Nodes: []string{"n1", "n2"}}}}},
-		Tenants: map[string]reclaim.Standing{"alice": {Share: 16}, "bob": {Share: 16, Allocated: 32, Excess: 16}},
+		Tenants: map[string]reclaim.Tenant{"alice": {Share: 16}, "bob": {Share: 16, Allocated: 32, Excess: 16}},
 	}
 	for i, pod := range f.b {
 		need.Victims = append(need.Victims, reclaim.Victim{Tenant: "bob", Started: begin.Add(time.Duration(i) * time.Hour), Pods: []gpu.Pod{protocol.Pod(pod)}})

@@ -132,8 +132,8 @@ func (q *Queue) Forget(name string) bool {
 	return true
 }
 
-// Standing is the state of a tenant.
-type Standing struct {
+// QueuedTenant is the state of a tenant of a Queue.
+type QueuedTenant struct {
 	Terms
 	Name      string
 	Allocated gpu.Memory
@@ -141,12 +141,12 @@ type Standing struct {
 	Waiting []Item
 }
 
-// Standings returns the tenants in their order: it is the turn of the first one that waits for something. The items belong to
+// Tenants returns the tenants in their order: it is the turn of the first one that waits for something. The items belong to
 // the queue and must not be changed; they are valid until the next change.
-func (q *Queue) Standings() []Standing {
-	out := make([]Standing, 0, len(q.tenants))
+func (q *Queue) Tenants() []QueuedTenant {
+	out := make([]QueuedTenant, 0, len(q.tenants))
 	for _, t := range q.ordered() {
-		out = append(out, Standing{t.Terms, t.name, t.allocated, t.items})
+		out = append(out, QueuedTenant{t.Terms, t.name, t.allocated, t.items})
 	}
 	return out
 }

@@ -237,7 +237,7 @@ func TestQueueModel(t *testing.T) {
 				running, room = append(running, got...), left
 			}
 		}
-		for _, s := range q.Standings() {
+		for _, s := range q.Tenants() {
 			if s.Allocated != m.has[s.Name] {
 				t.Fatalf("seed %d: %s has %d, want %d", seed, s.Name, s.Allocated, m.has[s.Name])
 			}
@@ -307,7 +307,7 @@ func TestQueueForget(t *testing.T) {
 		t.Error("a tenant that has memory was forgotten")
 	}
 	q.Release("a", 2)
-	if !q.Forget("a") || q.Forget("a") || len(q.Standings()) > 0 {
+	if !q.Forget("a") || q.Forget("a") || len(q.Tenants()) > 0 {
 		t.Error("a tenant that has nothing was not forgotten")
 	}
 }

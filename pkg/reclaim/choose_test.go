@@ -26,7 +26,7 @@ type scene struct {
 // newScene returns nodes n0, n1 … with cards of 8, as many as the numbers say.
 func newScene(cards ...int) *scene {
 	s := &scene{
-		Need:    Need{Tenants: map[string]Standing{}},
+		Need:    Need{Tenants: map[string]Tenant{}},
 		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}, Capacity: fake.Enough{}},
 	}
 	for i, n := range cards {
@@ -73,7 +73,7 @@ func (s *scene) used(at [3]int) *scene {
 }
 
 func (s *scene) excess(tenant string, amount gpu.Memory) *scene {
-	s.Tenants[tenant] = Standing{Excess: amount}
+	s.Tenants[tenant] = Tenant{Excess: amount}
 	return s
 }
 

@@ -15,7 +15,7 @@ type Need struct {
 	// Victims are the candidates, the newest first. A pod can belong to several of them, of which at most one is evicted.
 	Victims []Victim
 	// Tenants are those of the units and of the candidates, by name.
-	Tenants map[string]Standing
+	Tenants map[string]Tenant
 }
 
 // Unit is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
@@ -50,8 +50,8 @@ func (v Victim) Memory() (sum gpu.Memory) {
 	return sum
 }
 
-// Standing is the state of a tenant: its share, the memory that it has, and what it can lose.
-type Standing struct {
+// Tenant is the state of a tenant: its share, the memory that it has, and what it can lose.
+type Tenant struct {
 	Share, Allocated gpu.Memory
 	// Excess is how much memory of its bound pods can be evicted so that the rest is still its share. Pods that are being deleted count as
 	// gone.
@@ -59,7 +59,7 @@ type Standing struct {
 }
 
 // String returns such as "8 of its share of 16".
-func (s Standing) String() string { return fmt.Sprintf("%v of its share of %v", s.Allocated, s.Share) }
+func (t Tenant) String() string { return fmt.Sprintf("%v of its share of %v", t.Allocated, t.Share) }
 
 // Cluster is the state in which the decision is made.
 type Cluster struct {
@@ -102,7 +102,7 @@ type Plan struct {
 	// Beyond is the memory of the victims in excess of what was missing on the cards.
 	Beyond gpu.Memory
 	// Tenants are those of the need.
-	Tenants map[string]Standing
+	Tenants map[string]Tenant
 }
 
 // Eviction is a victim with the unit for which it was chosen.
