@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // A native group is a PodGroup of Kubernetes. kube-scheduler tries its pods in one group cycle (k8s.io/kubernetes
@@ -100,6 +102,27 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 
 // placesAlone reports whether the pods of the group are placed like pods without a group.
 func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone }
+
+// belowMinCount returns why kube-scheduler tries no pending member of a run of a native group, although the run is running: fewer pods of the
+// PodGroup than its minCount haven't ended (k8s.io/kubernetes pkg/scheduler/framework/plugins/gangscheduling, PreEnqueue). It is zero if there are
+// enough.
+func (g *group) belowMinCount(r *run) reasons.Group {
+	if !g.key.Native || r.phase != PhaseRunning || r.unbound() == 0 || r.unbound()+r.counts[bound] >= r.size() {
+		return reasons.Group{}
+	}
+	unfinished := g.cardless
+	for _, o := range g.runs {
+		for _, m := range o.members {
+			if !m.Ended {
+				unfinished++
+			}
+		}
+	}
+	if unfinished >= r.size() {
+		return reasons.Group{}
+	}
+	return reasons.GroupIncomplete(unfinished, r.size()).Unfinished()
+}
 
 // offerEligible sets the candidate nodes of a native group's templates according to the specs of their members. It omits templates that have
 // candidate nodes from a filter call of this cycle: the present call, and earlier calls that made no plan. If kube-scheduler rejects the node

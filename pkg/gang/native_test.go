@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // native is a fixture with native groups.
@@ -413,5 +414,32 @@ func TestNativeControllers(t *testing.T) {
 		if len(r.controllers) > 1 {
 			t.Errorf("a run remembers %d controllers", len(r.controllers))
 		}
+	}
+}
+
+// TestNativeBelowMinCount: of a PodGroup that ran, one pod has succeeded and another one is replaced. kube-scheduler doesn't try the replacement, as long
+// as fewer pods than minCount haven't ended.
+func TestNativeBelowMinCount(t *testing.T) {
+	s := newNative(t)
+	s.setSize("g", 3)
+	s.add("g", 3, 8, "a")
+	s.cycle("g", 3)
+	s.bindGranted()
+	s.want("the group runs", map[string]int{"g": 3}, 0)
+	ended, deleted := s.created[0], s.created[1]
+	ended.Ended, ended.Succeeded = true, true
+	s.report(ended)
+	s.delete(deleted)
+	replacement := s.add("g", 1, 8, "a")[0]
+	want := reasons.GroupIncomplete(2, 3).Unfinished()
+	status, waits := s.manager.Status(replacement.UID)
+	check.Equal(t, "the reason", want, status.Reason)
+	check.Equal(t, "waits", true, waits)
+	reports, _ := s.manager.Reports()
+	check.Equal(t, "the reason of the run", want, reports[0].Reason)
+
+	s.fixture.add(Member{Cardless: true, Gang: nativeKey("g"), PodGroup: "g"}) // kube-scheduler counts it.
+	if status, waits := s.manager.Status(replacement.UID); waits {
+		t.Errorf("with enough pods it waits: %v", status.Reason)
 	}
 }

@@ -29,7 +29,7 @@ type Report struct {
 	Bound, Pending []string
 	// Memory is what these members request in all.
 	Memory gpu.Memory
-	// Reason is why members are pending; none if the run is running. Problem is what is wrong with the oldest of those that can't be placed even
+	// Reason is why members are pending; none if the run is running, unless kube-scheduler tries none of a PodGroup's. Problem is what is wrong with the oldest of those that can't be placed even
 	// if all memory is free; empty if there are none.
 	Reason  reasons.Group
 	Problem string
@@ -54,7 +54,9 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
-			out = append(out, r.report())
+			report := r.report()
+			report.Reason = cmp.Or(report.Reason, g.belowMinCount(r))
+			out = append(out, report)
 		}
 		if len(g.runs) == 0 && g.cardless > 0 {
 			out = append(out, Report{Group: g.key, Cardless: g.cardless, Reason: reasons.GroupCardless(g.cardless)})

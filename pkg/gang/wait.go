@@ -281,15 +281,21 @@ type Status struct {
 }
 
 // Status returns what the pod waits for. It returns false for a pod that doesn't wait for its group: one that isn't a
-// member, is bound, or is placed like a single pod; and for all pods while this process doesn't lead.
+// member, is bound, or is placed like a single pod, unless kube-scheduler doesn't try it; and for all pods while this process doesn't lead.
 func (mgr *Manager) Status(uid gpu.PodUID) (Status, bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	if m == nil || m.run == nil || !m.awaitsBind() || m.run.phase == PhaseRunning {
+	if m == nil || m.run == nil || !m.awaitsBind() {
 		return Status{}, false
 	}
-	return Status{Group: m.Gang, Reason: m.run.reason(m), Since: m.run.needed().since}, true
+	status := Status{Group: m.Gang, Since: m.run.needed().since}
+	if m.run.phase == PhaseRunning {
+		status.Reason = mgr.groups[m.Gang].belowMinCount(m.run)
+		return status, status.Reason != reasons.Group{}
+	}
+	status.Reason = m.run.reason(m)
+	return status, true
 }
 
 // reason returns why a member of a run that isn't running is pending. If m is nil, it is one that has no problem, and a place in the plan if there

@@ -54,11 +54,14 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 			members, messages[m.UID] = append(members, *m), schedulerMessage(pod)
 			byName[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}] = *m
 		case !m.Ended && !m.Leaving:
-			cardless[m.Gang] = append(cardless[m.Gang], *m)
+			members, cardless[m.Gang] = append(members, *m), append(cardless[m.Gang], *m)
 		}
 	}
 	reports, _ := gang.NewSnapshot(members, now).Reports()
 	for _, report := range reports {
+		if report.Cardless > 0 {
+			continue
+		}
 		run := groupRun{Report: report, messages: messages}
 		for _, name := range slices.Concat(report.Bound, report.Pending) {
 			run.add(byName[types.NamespacedName{Namespace: report.Group.Namespace, Name: name}])
@@ -137,7 +140,7 @@ func (r *groupRun) state() (state, reason string) {
 	case r.over():
 		return GroupEnded, ""
 	case r.Phase == gang.PhaseRunning:
-		return GroupRunning, cmp.Or(invalid, r.message())
+		return GroupRunning, cmp.Or(invalid, r.message(), r.Reason.Words)
 	case invalid != "":
 		return GroupInvalid, invalid
 	case r.severalSchedulers() != "":
@@ -169,7 +172,7 @@ func (r *groupRun) invalidMember() string {
 // severalSchedulers returns what is wrong if the pods of a PodGroup name different schedulers: kube-scheduler places none of them (k8s.io/kubernetes
 // pkg/scheduler/schedule_one_podgroup.go, validatePodGroup), and no scheduler has enough of them. It is empty if they don't.
 func (r *groupRun) severalSchedulers() string {
-	if !r.Group.Native {
+	if !r.Group.Native || r.Phase == gang.PhaseRunning {
 		return ""
 	}
 	names := map[string]bool{}
@@ -242,12 +245,12 @@ func (r *groupRun) message() (first string) {
 	return first
 }
 
-// groupWaits returns what pods wait for that belong to a run that isn't running, by UID: the reason that the extender gave
-// for the pod, else for others of its run, else what the API server's objects show. podGroups is nil if they aren't known.
+// groupWaits returns what pods wait for that belong to a run that isn't running, or that kube-scheduler doesn't try, by UID: the reason that the
+// extender gave for the pod, else for others of its run, else what the API server's objects show. podGroups is nil if they aren't known.
 func groupWaits(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) map[types.UID]*diagnosis.GroupWait {
 	waits := map[types.UID]*diagnosis.GroupWait{}
 	for _, run := range groupRuns(pods, podGroups, now) {
-		if run.Phase == gang.PhaseRunning {
+		if run.Phase == gang.PhaseRunning && run.Reason == (reasons.Group{}) {
 			continue
 		}
 		for _, m := range slices.Concat(run.ineligible, run.pending) {

@@ -222,15 +222,20 @@ func TestGroupRuns(t *testing.T) {
 	}
 }
 
+// belowMinCount is what is said of the replacement in a PodGroup of three, of which one has ended.
+const belowMinCount = "2 of 3 members exist; kube-scheduler tries no pod of a PodGroup that has fewer, and doesn't count pods that have ended"
+
 // TestNativeGroups: the pods of a PodGroup are shown like those of other groups, unless it places them one by one.
 func TestNativeGroups(t *testing.T) {
 	api := newFakeAPI(t, objects(nil,
 		of("train", newPod("a-0", 8)), of("train", newPod("a-1", 8)), newPod("b-0", 8).member("train", 1).on("n", 0),
 		of("late", newPod("c-0", 8)), of("alone", newPod("d-0", 8)), of("both", newPod("e-0", 8).member("both", 1)),
 		of("mixed", newPod("f-0", 8)), of("mixed", newPod("f-1", 8).with(scheduledBy("other"))),
+		of("ran", newPod("g-0", 8).on("n", 0).inRun("1").last()), of("ran", newPod("g-1", 8).on("n", 0).inRun("1").phase(corev1.PodSucceeded)), of("ran", newPod("g-2", 8)),
 	))
-	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0})
+	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0, "ran": 3})
 	const (
+		ran       = "default  podgroup/ran    3  2  1  Running     -  " + belowMinCount + "\n"
 		annotated = "default  train           1  1  1  Running     -  -\n"
 		both      = "default  both            ?  1  0  Invalid     -  e-0: the pod has spec.schedulingGroup and also annotations or labels of a group: only one of both can count\n"
 		late      = "default  podgroup/late   ?  1  0  Invalid     -  c-0: PodGroup late doesn't exist\n"
@@ -238,7 +243,7 @@ func TestNativeGroups(t *testing.T) {
 		train     = "default  podgroup/train  3  2  0  Incomplete  -  2 of 3 members exist\n"
 	)
 	for podGroups, want := range map[string]string{
-		"PodGroup": both + late + mixed + annotated + train,
+		"PodGroup": both + late + mixed + ran + annotated + train,
 		"":         "default  both   1  1  0  Pending  -  kube-scheduler hasn't tried all other members yet\ndefault  train  1  1  1  Running  -  -\n",
 	} {
 		api.podGroups = podGroups
@@ -258,13 +263,15 @@ func TestNativeGroupsPending(t *testing.T) {
 		// The extender may not treat PodGroups as groups.
 		of("late", newPod("e-0", 8).created(3).refused("0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.")),
 		of("both", newPod("f-0", 8).member("both", 2).created(3).refused("0/1 nodes are available: 1 gang: 1 of 2 members exist.")),
+		of("ran", newPod("g-0", 4).on("n", 0).inRun("1").last()), of("ran", newPod("g-1", 4).on("n", 0).inRun("1").phase(corev1.PodSucceeded)),
+		of("ran", newPod("g-2", 4).created(3)),
 	)
 	api := newFakeAPI(t, objects)
-	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0})
+	putPodGroups(api, map[string]int32{"train": 3, "mixed": 2, "alone": 0, "ran": 3})
 	const (
 		untried = "scheduler \"default-scheduler\" has not tried it for TIME: is a scheduler of this name running?\n"
 		mixed   = "group default/mixed is invalid: its pods name different schedulers, default-scheduler, other: all pods of a PodGroup need the same schedulerName\n"
-		tried   = "default  e-0  8  other_constraint  n has room for it, 16 GiB on one card, but kube-scheduler rejects the pod: 1 node(s) didn't have free ports for the requested pod ports\n" +
+		tried   = "default  e-0  8  other_constraint  n has room for it, 12 GiB on one card, but kube-scheduler rejects the pod: 1 node(s) didn't have free ports for the requested pod ports\n" +
 			"default  f-0  8  waits_for_group   group default/both waits since 2026-07-01T11:03:00Z: 1 of 2 members exist\n"
 	)
 	check := func(name, want string) {
@@ -278,11 +285,13 @@ func TestNativeGroupsPending(t *testing.T) {
 	check("PodGroups are known", "default  a-0  8  waits_for_group   group default/train waits since 2026-07-01T11:03:00Z: 1 of 3 members exist\n"+
 		"default  b-0  8  invalid_group     group default/late is invalid: PodGroup late doesn't exist\n"+
 		"default  c-0  8  not_tried         "+untried+"default  d-0  8  invalid_group     "+mixed+"default  d-1  8  invalid_group     "+mixed+"default  d-2  8  invalid_group     "+mixed+
-		strings.Replace(tried, "both waits since 2026-07-01T11:03:00Z", "both waits", 1))
+		strings.Replace(tried, "both waits since 2026-07-01T11:03:00Z", "both waits", 1)+
+		"default  g-2  4  waits_for_group   group default/ran waits since 2026-07-01T11:03:00Z: "+belowMinCount+"\n")
 	api.podGroups = ""
 	check("the API server has none", "default  a-0  8  not_tried         "+untried+"default  b-0  8  not_tried         "+untried+"default  c-0  8  not_tried         "+untried+
 		"default  d-0  8  not_tried         "+untried+"default  d-1  8  not_tried         "+strings.Replace(untried, "default-scheduler", "other", 1)+
-		"default  d-2  8  other_constraint  n has room for it, 16 GiB on one card, but scheduler \"default-scheduler\" rejects the pod: pod group is unschedulable\n"+tried)
+		"default  d-2  8  other_constraint  n has room for it, 12 GiB on one card, but scheduler \"default-scheduler\" rejects the pod: pod group is unschedulable\n"+tried+
+		"default  g-2  4  not_tried         "+untried)
 	api.namespace = "default"
 	out, aside, err := execute(t, api, "--pending", "--no-headers", "-n", "default")
 	if want := notSeen + " " + podGroupsNotSeen + "\n"; err != nil || aside != want || !strings.Contains(out, "default  a-0  8  not_tried") {

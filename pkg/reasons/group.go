@@ -82,6 +82,11 @@ func (g Group) Cardless(n int) Group {
 	return g.and(", and %d that ask for no cards don't count", n)
 }
 
+// Unfinished adds that fewer pods of a PodGroup exist than kube-scheduler needs to try one of them, after the PodGroup ran.
+func (g Group) Unfinished() Group {
+	return g.and("; kube-scheduler tries no pod of a PodGroup that has fewer, and doesn't count pods that have ended")
+}
+
 // atOnce says how a workload of the kind creates all members at once.
 var atOnce = map[string]string{
 	"StatefulSet":     "a StatefulSet creates all pods at once only with podManagementPolicy Parallel",
