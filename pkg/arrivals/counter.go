@@ -21,8 +21,9 @@ const (
 	// maxSources is how many sources are kept, the latest ones, and maxAge how much older than the latest pod they can be.
 	maxSources = 1 << 14
 	maxAge     = 7 * halfLife
-	// recent is over how many pods that come or end the turnover is a mean, approximately.
-	recent = 200
+	// assumed is how many pods are counted from the start as if each of them had been placed and had ended. With fewer, the first pods of a new cluster are
+	// spread over its nodes, and those that run for long keep large pods from them. With more, a small cluster that is filled once holds less (test/packing).
+	assumed = 5
 )
 
 // Counter counts pods by shape. The age of pods is counted from their creation, not from when they are seen, so replicas and a restarted process
@@ -35,9 +36,8 @@ type Counter struct {
 	// latest is the latest creation of a pod, seen the number of pods.
 	latest time.Time
 	seen   int
-	// ending is the part of the pods that ended, among the latest pods with GPU memory that have come or ended since the Counter began.
-	ending float64
-	began  time.Time
+	// placed and ended are how many pods with GPU memory were placed, and ended, since the Counter began.
+	placed, ended int
 }
 
 // source is one owner's pods of one shape.
@@ -52,9 +52,9 @@ type count struct {
 	at   time.Time
 }
 
-// NewCounter returns a Counter that has seen no pod, and begins now. Until it has seen others, it expects as many pods to end as come.
-func NewCounter(now time.Time) *Counter {
-	return &Counter{sources: map[source]count{}, waiting: map[source]int{}, ending: 0.5, began: now}
+// NewCounter returns a Counter that has seen no pod.
+func NewCounter() *Counter {
+	return &Counter{sources: map[source]count{}, waiting: map[source]int{}}
 }
 
 // Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
@@ -68,10 +68,6 @@ func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], create
 		c.sources[from] = c.sources[from].with(created)
 		if created.After(c.latest) {
 			c.latest = created
-		}
-		// Of the pods that came before, only those are known that haven't ended.
-		if !created.Before(c.began) {
-			c.ending -= c.ending / recent
 		}
 	}
 	c.seen++
@@ -88,18 +84,27 @@ func (c *Counter) Wait(shape placement.Shape, owner unique.Handle[string], chang
 	}
 }
 
-// End counts the end of a pod that asked for GPU memory.
+// Place counts a pod with GPU memory that gets its node now. One that had it when the Counter began must not be counted: those that were placed
+// before and have ended aren't known.
+func (c *Counter) Place() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.placed++
+}
+
+// End counts the end of a pod with GPU memory that had a node.
 func (c *Counter) End() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ending += (1 - c.ending) / recent
+	c.ended++
 }
 
-// Turnover returns how many pods with GPU memory end for each one that comes, at most 1.
+// Turnover returns how many pods with GPU memory end for each one that is placed, at most 1. It begins with 1. Of the pods that were placed, all that
+// don't run have ended. So in a full cluster it is a half when twice as many were placed as there is room for, whatever the cluster's size.
 func (c *Counter) Turnover() float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return min(c.ending/(1-c.ending), 1)
+	return min(float64(c.ended+assumed)/float64(c.placed+assumed), 1)
 }
 
 // with returns the count with one more pod.

@@ -34,7 +34,7 @@ func (p pod) shape() placement.Shape {
 
 // counted returns the Counter that has seen the pods in this order.
 func counted(pods []pod) *Counter {
-	c := NewCounter(begin)
+	c := NewCounter()
 	for _, p := range pods {
 		c.Add(p.shape(), unique.Make(p.owner), begin.Add(-p.age))
 	}
@@ -135,7 +135,7 @@ func TestKindsOrder(t *testing.T) {
 
 // TestKindsLimits: there are MaxKinds kinds at most, the most frequent ones in order, and the memory of a Counter is bounded.
 func TestKindsLimits(t *testing.T) {
-	c := NewCounter(begin)
+	c := NewCounter()
 	for i := range 2 * maxSources {
 		p := pod{memory: gpu.Memory(1 + i%1000), owner: fmt.Sprint(i)}
 		c.Add(p.shape(), unique.Make(p.owner), begin.Add(time.Duration(i)*time.Second))
@@ -159,7 +159,7 @@ func TestKindsLimits(t *testing.T) {
 
 // TestAddChanged: the kinds are to be asked for often at first, and then seldom.
 func TestAddChanged(t *testing.T) {
-	c, changed := NewCounter(begin), []int(nil)
+	c, changed := NewCounter(), []int(nil)
 	for i := 1; i <= 600; i++ {
 		if c.Add(placement.Shape{}, unique.Make("owner"), begin) {
 			changed = append(changed, i)
@@ -168,41 +168,31 @@ func TestAddChanged(t *testing.T) {
 	check.Equal(t, "the result", []int{20, 50, 200, 400, 600}, changed)
 }
 
-// TestTurnover: pods that only come, as many that end as come, and more that end. Before the first, as many are expected to end as come.
+// TestTurnover: at first as many pods are expected to end as are placed, but not for long if none ends. Once a full cluster's pods end, the turnover
+// grows with each pod that takes the place of another.
 func TestTurnover(t *testing.T) {
-	c := NewCounter(begin)
+	c := NewCounter()
 	for _, tc := range []struct {
-		name       string
-		come, ends int
-		low, high  float64
+		name         string
+		placed, ends int
+		low, high    float64
 	}{
 		{"none yet", 0, 0, 1, 1},
-		{"pods only come", 1000, 0, 0, 0.05},
-		{"as many end as come", 1000, 1000, 0.95, 1},
-		{"half as many end", 1000, 500, 0.45, 0.55},
-		{"they only end", 0, 1000, 1, 1},
-		{"they only come again", 2000, 0, 0, 0.05},
+		{"the first pods", 5, 0, 0.5, 0.5},
+		{"pods are only placed", 95, 0, 0, 0.05},
+		{"a full cluster: each pod takes the place of another", 100, 100, 0.5, 0.55},
+		{"so it goes on", 800, 800, 0.9, 1},
+		{"they only end", 0, 100, 1, 1},
+		{"they are only placed again", 9000, 0, 0, 0.12},
 	} {
-		for i := range tc.come + tc.ends {
-			if i*tc.ends/(tc.come+tc.ends) == (i+1)*tc.ends/(tc.come+tc.ends) {
-				c.Add(pod{memory: 1}.shape(), unique.Make(fmt.Sprint(tc.name, i)), begin)
-			} else {
-				c.End()
-			}
+		for range tc.placed {
+			c.Place()
+		}
+		for range tc.ends {
+			c.End()
 		}
 		if got := c.Turnover(); got < tc.low || got > tc.high {
 			t.Errorf("%s: turnover %.3f, want %v to %v", tc.name, got, tc.low, tc.high)
 		}
-	}
-}
-
-// TestTurnoverAfterStart: the pods that exist at a start don't say that no pod ends.
-func TestTurnoverAfterStart(t *testing.T) {
-	c := counted(many(2*recent, 1, "", time.Second))
-	if got := c.Turnover(); got != 1 {
-		t.Errorf("turnover %.3f, want 1", got)
-	}
-	if len(c.Kinds()) != 1 {
-		t.Error("their kind isn't known")
 	}
 }

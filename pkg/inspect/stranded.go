@@ -19,7 +19,7 @@ func (o *Objects) addStranded(nodes []Node, l *ledger.Ledger) {
 	if o.Others == nil {
 		return
 	}
-	cluster, kinds := eligibility.NewCluster(), arrivals.NewCounter(o.Now)
+	cluster, kinds := eligibility.NewCluster(), arrivals.NewCounter()
 	for _, object := range o.Nodes {
 		if spec, shares := eligibility.Spec(object, protocol.ParseNode(object)); shares {
 			cluster.SetNode(object, &spec)

@@ -37,7 +37,7 @@ func TestPackingByCost(t *testing.T) {
 // packed returns the part of the memory of the cards in use that is allocated.
 func packed(t *testing.T, view ledger.View, several bool) float64 {
 	const card = 16276
-	f, random, seen := newFixture(t), rand.New(rand.NewPCG(1, 0)), arrivals.NewCounter(at)
+	f, random, seen := newFixture(t), rand.New(rand.NewPCG(1, 0)), arrivals.NewCounter()
 	names := make([]string, 1000)
 	for i := range names {
 		names[i] = fmt.Sprint("n", i)

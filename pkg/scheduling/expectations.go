@@ -33,7 +33,7 @@ type expectations struct {
 	made    time.Time
 }
 
-// updated counts a pod that is new or has ended, and reports what its node has free.
+// updated counts a pod that is new, has got its node or has ended, and reports what its node has free.
 func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 	if e == nil {
 		return
@@ -49,6 +49,9 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 		e.ended(old)
 	}
 	if old != nil && old.Node != pod.Node {
+		if old.Node == "" && pod.Request > 0 {
+			e.arrivals.Place()
+		}
 		e.nodeChanged(old.Node)
 	}
 	e.nodeChanged(pod.Node)

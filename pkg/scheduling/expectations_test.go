@@ -1,18 +1,17 @@
 package scheduling
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
-	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/test/fake"
 	"github.com/gpushare/gpushare/test/framework"
@@ -43,7 +42,7 @@ func TestLeastWaste(t *testing.T) {
 			if !e.changed.Load() {
 				t.Error("a new outlook isn't due")
 			}
-			noneEnds(e, withCPU("more", "", 8, 4).Shape()) // So that emptiness doesn't count.
+			noneEnds(e) // So that emptiness doesn't count.
 			other := withCPU("other", "n2", 0, 62)
 			handlers.PodUpdated(nil, other)
 			e.expect()
@@ -102,10 +101,10 @@ func TestExplainStranded(t *testing.T) {
 	})
 }
 
-// noneEnds counts pods that come while none ends. At the start as many are expected to end as come.
-func noneEnds(e *expectations, shape placement.Shape) {
-	for range 1000 {
-		e.arrivals.Add(shape, unique.Make("more"), e.clock.Now())
+// noneEnds counts pods that are placed while none ends. At the start as many are expected to end as are placed.
+func noneEnds(e *expectations) {
+	for range 10000 {
+		e.arrivals.Place()
 	}
 }
 
@@ -143,34 +142,38 @@ func TestExpectIfDue(t *testing.T) {
 	})
 }
 
-// TestTurnover: the end of a pod counts once, if the pod used cards.
+// TestTurnover: a pod that uses cards counts once when it gets its node, if that wasn't before the start, and once when it ends.
 func TestTurnover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := startFilter(t, 1)
 		f.NodePolicy = placement.LeastWaste
 		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
 		handlers.expectations = e
-		noneEnds(e, placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 8}})
+		noneEnds(e)
 		pod := func(node string, request int64, phase corev1.PodPhase) *clustercache.PodInfo {
 			return clustercache.NewPodInfo(fake.Pod("p", request, fake.On(node), fake.Phase(phase)))
 		}
-		running, ended := pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
+		pending, running, ended := pod("", 8, corev1.PodPending), pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
 		for name, tc := range map[string]struct {
 			change func()
-			want   bool
+			want   int // The turnover grows if it is 1, and falls if it is -1.
 		}{
-			"a pod comes":                          {func() { handlers.PodUpdated(nil, running) }, false},
-			"it ends":                              {func() { handlers.PodUpdated(running, ended) }, true},
-			"it is deleted":                        {func() { handlers.PodDeleted(running) }, true},
-			"it is deleted when it has ended":      {func() { handlers.PodDeleted(ended) }, false},
-			"a pending pod is deleted":             {func() { handlers.PodDeleted(pod("", 8, corev1.PodPending)) }, false},
-			"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, false},
-			"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, false},
+			"a pod comes":                          {func() { handlers.PodUpdated(nil, pending) }, 0},
+			"it gets its node":                     {func() { handlers.PodUpdated(pending, running) }, -1},
+			"it changes further":                   {func() { handlers.PodUpdated(running, running) }, 0},
+			"it ends":                              {func() { handlers.PodUpdated(running, ended) }, 1},
+			"it is deleted":                        {func() { handlers.PodDeleted(running) }, 1},
+			"it is deleted when it has ended":      {func() { handlers.PodDeleted(ended) }, 0},
+			"a pending pod is deleted":             {func() { handlers.PodDeleted(pending) }, 0},
+			"a pod that has its node at the start": {func() { handlers.PodUpdated(nil, running) }, 0},
+			"a pod without GPU memory gets a node": {func() { handlers.PodUpdated(pod("", 0, corev1.PodPending), pod("n1", 0, corev1.PodRunning)) }, 0},
+			"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, 0},
+			"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, 0},
 		} {
 			before := e.arrivals.Turnover()
 			tc.change()
-			if got := e.arrivals.Turnover() > before; got != tc.want {
-				t.Errorf("%s: the turnover grows: %v, want %v", name, got, tc.want)
+			if got := cmp.Compare(e.arrivals.Turnover(), before); got != tc.want {
+				t.Errorf("%s: the turnover changes by %d, want %d", name, got, tc.want)
 			}
 		}
 	})

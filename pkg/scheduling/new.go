@@ -165,7 +165,7 @@ func (s *Scheduler) newExpectations() *expectations {
 		return nil
 	}
 	return &expectations{
-		arrivals: arrivals.NewCounter(s.Clock.Now()), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy,
+		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy,
 		leading: s.Leading, clock: s.Clock,
 	}
 }

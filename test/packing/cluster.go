@@ -46,11 +46,10 @@ type cluster struct {
 // newCluster returns the cluster without pods, with the nodes in this order.
 func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule rule, ties *rand.Rand) *cluster {
 	eligible := eligibility.NewCluster()
-	now := time.Unix(1_800_000_000, 0)
 	c := &cluster{
-		ledger: ledger.NewWithResources(eligible, nil), arrivals: arrivals.NewCounter(now), eligible: eligible, scheduler: newScheduler(nodes, order, ties),
+		ledger: ledger.NewWithResources(eligible, nil), arrivals: arrivals.NewCounter(), eligible: eligible, scheduler: newScheduler(nodes, order, ties),
 		view: ledger.View{Card: placement.Binpack, Node: policy}, rule: rule,
-		constraints: map[tracePod]unique.Handle[string]{}, now: now,
+		constraints: map[tracePod]unique.Handle[string]{}, now: time.Unix(1_800_000_000, 0),
 	}
 	for i := range nodes {
 		if nodes[i].cards == 0 {
@@ -124,6 +123,9 @@ func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
 	c.reportFree(node)
 	c.take(node, pod)
 	c.allocated += pod.gpu()
+	if pod.gpu() > 0 {
+		c.arrivals.Place()
+	}
 }
 
 // placeOn implements world.

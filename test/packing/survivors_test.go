@@ -53,10 +53,10 @@ func (r *restarting) end(node string, pod *tracePod, number int) {
 
 // survivors returns what a new process learns from the pods that exist, also from those that wait.
 func (r *restarting) survivors() *arrivals.Counter {
-	counter := arrivals.NewCounter(r.now)
+	counter := arrivals.NewCounter()
 	for number, pod := range r.exist {
 		use := r.use(&pod, number)
-		counter.Add(use.Shape(), sourceOf(&use), r.now.Add(-time.Second))
+		counter.Add(use.Shape(), sourceOf(&use), r.now)
 		if r.waiting[number] {
 			counter.Wait(use.Shape(), sourceOf(&use), 1)
 		}
