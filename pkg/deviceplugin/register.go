@@ -187,6 +187,12 @@ func (f socketFile) unchanged() bool {
 	return err == nil && file.Same(f.info, now)
 }
 
+// replaced reports whether the path is another file.
+func (f socketFile) replaced() bool {
+	now, err := os.Stat(f.path)
+	return err == nil && !file.Same(f.info, now)
+}
+
 // connect returns the kubelet's socket, and a connection to the kubelet that has created it.
 func (r *registrar) connect(ctx context.Context) (socketFile, net.Conn, error) {
 	kubelet, err := statSocket(filepath.Join(r.dir, kubeletSocketName))
@@ -253,10 +259,12 @@ func (r *registrar) watch(ctx context.Context, kubelet socketFile, own *serving)
 		switch {
 		case problem != nil:
 			return problem
+		case kubelet.replaced():
+			return errRestarted
+		case r.service.Listening(): // The connection outlives the sockets.
+			silent = time.Now()
 		case !kubelet.unchanged():
 			return errRestarted
-		case r.service.Listening(): // Its connection outlives the socket.
-			silent = time.Now()
 		case !own.socket.unchanged():
 			return errors.New("the plugin's socket was removed")
 		case time.Since(silent) > listenGrace:

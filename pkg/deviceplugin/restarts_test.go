@@ -96,28 +96,39 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	}
 }
 
-// The kubelet keeps its connection if another program removes the plugin's socket. If the plugin ended that, to register again, the kubelet would fail the
+// The kubelet keeps its connection if another program removes the sockets. If the plugin ended that, to register again, the kubelet would fail the
 // pods that it admits meanwhile.
-func TestOwnSocketRemoved(t *testing.T) {
+func TestSocketsRemoved(t *testing.T) {
 	b := newFixture(t)
-	k, p := b.up(40)
-	sockets, err := filepath.Glob(filepath.Join(b.dir, socketPattern))
-	if err != nil || len(sockets) != 1 {
-		t.Fatalf("sockets %v, %v", sockets, err)
+	k, p := b.up(80)
+	admitted := 0
+	admitAfterRemoval := func(pattern string) {
+		t.Helper()
+		sockets, err := filepath.Glob(filepath.Join(b.dir, pattern))
+		check.Must(t, err)
+		for _, socket := range sockets {
+			check.Must(t, os.Remove(socket))
+		}
+		for range 40 { // The checkpoint is written for each, so the plugin looks at the directory again and again.
+			admitted++
+			pod := newPod(fmt.Sprint("p", admitted), main(1), assumed(0, admitted))
+			b.create(p, pod)
+			k.mustAdmit(pod)
+		}
 	}
-	check.Must(t, os.Remove(sockets[0]))
-	for i := range 40 { // The checkpoint is written for each, so the plugin looks at the directory again and again.
-		pod := newPod(fmt.Sprint("p", i), main(1), assumed(0, i))
-		b.create(p, pod)
-		k.mustAdmit(pod)
-	}
+	admitAfterRemoval(socketPattern)
 	k.awaitRegistrations(1)
-
-	// It is needed by a kubelet that connects again.
+	// The kubelet connects again.
 	k.mu.Lock()
 	check.Must(t, k.connection.Close())
 	k.mu.Unlock()
 	k.awaitRegistrations(2)
+	k.awaitDevices(80, 80)
+
+	admitAfterRemoval("*.sock")
+	k.awaitRegistrations(2)
+	k.stop()
+	startKubelet(t, b.dir, k.entries...).awaitDevices(80, 80)
 }
 
 // A socket that a killed plugin has left is removed, and one that another plugin serves is kept.
