@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // firstSeed is that of the published experiments.
@@ -27,9 +29,6 @@ func compare(ctx context.Context, out io.Writer, o options) error {
 	}
 	if o.seeds < 1 || o.at < 1 || o.at > 130 {
 		return errors.New("-seeds must be positive, and -at between 1 and 130")
-	}
-	if o.nodes > 0 && !o.churn && !o.controlPlane {
-		return errors.New("-nodes needs -churn or -control-plane: the published figures are for all nodes")
 	}
 	nodes, err := readNodes(o.dir, o.allNodes)
 	if err != nil {
@@ -49,16 +48,13 @@ func compare(ctx context.Context, out io.Writer, o options) error {
 			return fmt.Errorf("%s has none of the workloads %s", o.dir, strings.Join(o.workloads, ", "))
 		}
 	}
-	if o.nodes > 0 && o.nodes < len(nodes) {
-		random := rand.New(rand.NewPCG(firstSeed, 3))
-		random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		nodes = nodes[:o.nodes]
-	}
 	switch {
 	case o.controlPlane:
-		return onControlPlane(ctx, out, o, nodes, workloads)
+		return onControlPlane(ctx, out, o, o.someOf(nodes, firstSeed), workloads)
 	case o.churn:
-		return churning(out, o, nodes, workloads)
+		return churning(out, o, o.someOf(nodes, firstSeed), workloads)
+	case o.nodes > 0:
+		return filling(out, o, nodes, workloads)
 	}
 	for _, rule := range rules(o.allNodes) {
 		var sum summary
@@ -75,6 +71,44 @@ func compare(ctx context.Context, out io.Writer, o options) error {
 			sum.add(ours - fgd)
 		}
 		fmt.Fprintf(out, "%s mean %+.2f worst %+.2f wins %d of %d\n", rule, sum.total/float64(sum.count), sum.worst, sum.wins, sum.count)
+	}
+	return nil
+}
+
+// someOf returns as many of the nodes as are wanted, taken at random.
+func (o *options) someOf(nodes []traceNode, seed int64) []traceNode {
+	if o.nodes == 0 || o.nodes >= len(nodes) {
+		return nodes
+	}
+	nodes = slices.Clone(nodes)
+	random := rand.New(rand.NewPCG(uint64(seed), 3))
+	random.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	return nodes[:o.nodes]
+}
+
+// filling prints a line for each rule and workload, with what is allocated by us and by binpack of the cards of a cluster with a part of the nodes,
+// other ones in each run, when pods that ask for more than all cards have come and none has ended.
+func filling(out io.Writer, o options, nodes []traceNode, workloads []string) error {
+	for _, rule := range rules(o.allNodes) {
+		for _, workload := range workloads {
+			pods, err := readPods(o.dir, workload)
+			if err != nil {
+				return err
+			}
+			with := func(policy placement.Policy) float64 {
+				return o.mean(func(seed int64) float64 {
+					some := o.someOf(nodes, seed)
+					arriving, nodeOrder := order(pods, some, multiple, seed)
+					c := newCluster(some, nodeOrder, policy, rule, rand.New(rand.NewPCG(uint64(seed), 0)))
+					for i := range arriving {
+						c.arrive(&arriving[i], i)
+					}
+					return 100 * c.used()
+				})
+			}
+			ours, binpack := with(o.policy), with(placement.Binpack)
+			fmt.Fprintf(out, "%s %s %.2f %.2f %+.2f\n", rule, strings.TrimPrefix(workload, podList), ours, binpack, ours-binpack)
+		}
 	}
 	return nil
 }

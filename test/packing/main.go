@@ -26,7 +26,7 @@ type options struct {
 	churn, lost bool
 	// controlPlane is true if pods come to a real control plane.
 	controlPlane bool
-	// nodes is the number of nodes that are taken at random if pods end, or on a control plane; all if 0.
+	// nodes is the number of nodes that are taken at random; all if 0.
 	nodes int
 }
 
@@ -42,7 +42,7 @@ func run() int {
 	flag.BoolVar(&o.churn, "churn", false, "pods end, and those that fit nowhere wait. Then it is compared with binpack and with the published policy")
 	flag.BoolVar(&o.lost, "lost", false, "with -churn: pods that fit nowhere are lost instead")
 	flag.BoolVar(&o.controlPlane, "control-plane", false, "pods come to a real kube-scheduler and extender (make build kube). Then it is compared with the replay, and with how many pods are tried in a second with binpack; use it with -nodes 120 -seeds 5 -workloads default")
-	flag.IntVar(&o.nodes, "nodes", 0, "with -churn or -control-plane: how many of the nodes there are, taken at random; 0 for all")
+	flag.IntVar(&o.nodes, "nodes", 0, "how many of the nodes there are, taken at random; 0 for all. Without -churn and -control-plane it is then compared with binpack, on other nodes in each run")
 	workloads := flag.String("workloads", "", "names of workloads, such as default,cpu250; all in the directory if empty")
 	flag.Parse()
 	if *workloads != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -15,16 +16,18 @@ import (
 	"github.com/gpushare/gpushare/test/check"
 )
 
+func write(t *testing.T, dir, name string, lines ...string) {
+	t.Helper()
+	check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
+}
+
 // TestCompare replays two workloads on two nodes of two cards. In one of them the CPU of a node is enough for one pod.
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name string, lines ...string) {
-		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
-	}
-	write("openb_node_list_gpu_node.csv", "sn,cpu_milli,memory_mib,gpu,model", "n1,8000,8192,2,T4", "n2,8000,8192,2,P100")
-	write("openb_pod_list_small.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", "p1,1000,1024,1,1000", "p2,1000,1024,1,1000", "p3,0,0,0,0")
-	write("openb_pod_list_cpu.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec", "p1,5000,1024,1,1000,", "p2,5000,1024,1,1000,T4|P100")
-	write("allo.csv", "workload,sc_policy,tune,seed,total_gpus,100",
+	write(t, dir, "openb_node_list_gpu_node.csv", "sn,cpu_milli,memory_mib,gpu,model", "n1,8000,8192,2,T4", "n2,8000,8192,2,P100")
+	write(t, dir, "openb_pod_list_small.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", "p1,1000,1024,1,1000", "p2,1000,1024,1,1000", "p3,0,0,0,0")
+	write(t, dir, "openb_pod_list_cpu.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec", "p1,5000,1024,1,1000,", "p2,5000,1024,1,1000,T4|P100")
+	write(t, dir, "allo.csv", "workload,sc_policy,tune,seed,total_gpus,100",
 		"openb_pod_list_small,06-FGD,1.3,42,4,90.00", "openb_pod_list_small,06-FGD,1.3,43,4,91.00", "openb_pod_list_small,01-Random,1.3,42,4,1.00",
 		"openb_pod_list_cpu,06-FGD,1.3,42,4,60.00", "openb_pod_list_cpu,06-FGD,1.3,43,4,60.00")
 	for name, tc := range map[string]struct {
@@ -69,6 +72,19 @@ func TestCompareErrors(t *testing.T) {
 		if err := compare(t.Context(), &strings.Builder{}, o); err == nil || !strings.Contains(err.Error(), "-seeds must be positive") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestFilling: each run has other nodes, and the pods that come ask for more than their cards.
+func TestFilling(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "openb_pod_list_small.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", "p1,1000,1024,1,1000")
+	nodes := []traceNode{{"n1", "T4", 1, 8000, 8192}, {"n2", "T4", 1, 500, 8192}}
+	var out strings.Builder
+	check.Must(t, filling(&out, options{dir: dir, policy: placement.LeastWaste, seeds: 20, nodes: 1}, nodes, []string{podList + "small"}))
+	var all, byDefault float64
+	if _, err := fmt.Sscanf(out.String(), "all small %f %f +0.00\ndefault small %f", &all, new(float64), &byDefault); err != nil || all <= 0 || all >= 100 || all != byDefault {
+		t.Errorf("some runs have the node without enough CPU: %q (%v)", out.String(), err)
 	}
 }
 
