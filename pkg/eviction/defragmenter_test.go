@@ -156,6 +156,12 @@ func budgetRefusal() error {
 	return err
 }
 
+// severalBudgets is its answer for a pod with several budgets. It has no reason (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go).
+var severalBudgets = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Status: metav1.StatusFailure, Code: http.StatusInternalServerError,
+	Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+}}
+
 // TestAnswered: an overloaded API server says nothing about the pod.
 func TestAnswered(t *testing.T) {
 	overloaded := apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "create", fake.PodResource, "a", "Too many requests, please try again later.", 1, true)
@@ -183,7 +189,7 @@ func TestEvictionRejected(t *testing.T) {
 	}{
 		"by a budget":                  {budgetRefusal(), reasons.ResultRefused},
 		"by a webhook":                 {apierrors.NewForbidden(fake.PodResource, "a5", errors.New("denied")), reasons.ResultFailed},
-		"for several budgets of a pod": {apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget")), reasons.ResultFailed},
+		"for several budgets of a pod": {severalBudgets, reasons.ResultFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -575,11 +577,15 @@ func (x *Executor) refuse(v Victim, err error) {
 	if !answered(err) {
 		return
 	}
+	least := queue.LongestPause
+	if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError { // The API server fails, or can't reach a webhook: perhaps for all pods, and not for long.
+		least = queue.Retry
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, pod := range v.Pods {
 		if !x.spared.Has(pod.UID, x.Clock.Now()) { // Another member of its group may have been refused too.
-			x.spared.Extend(pod.UID, x.Clock.Now(), queue.LongestPause, queue.LongestPause)
+			x.spared.Extend(pod.UID, x.Clock.Now(), least, queue.LongestPause)
 		}
 	}
 }

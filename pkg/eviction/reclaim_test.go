@@ -298,6 +298,23 @@ func TestReclaimerSpares(t *testing.T) {
 	}
 }
 
+// The API server fails for a while. It may fail for all pods, so they stay out of plans for a short time only.
+func TestReclaimerSparesForShortTime(t *testing.T) {
+	f := newReclaimFixture()
+	f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error { return apierrors.NewInternalError(errors.New("etcdserver: leader changed")) }})
+	for range 4 {
+		if f.reclaim(f.need()) {
+			t.Error("made")
+		}
+		f.clock.Step(queue.Retry)
+	}
+	f.server.Answer(fake.Answers{})
+	f.clock.Step(4 * queue.Retry)
+	if !f.reclaim(f.need()) {
+		t.Error("not made soon after the API server works again")
+	}
+}
+
 // The units of a plan don't see the awaited reservations of each other. With the places that are held for them these would count twice.
 func TestReclaimerAwaited(t *testing.T) {
 	f := newReclaimFixture()
