@@ -22,8 +22,11 @@ type GroupWait struct {
 // invalid reports whether the group itself is wrong, so that it can't be placed however much memory is free. A nil wait is not.
 func (w *GroupWait) invalid() bool { return w != nil && w.Reason.Invalid() }
 
-// untried reports whether kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node.
-func (w *GroupWait) untried() bool { return w.Reason == reasons.GroupAwaitsOthers }
+// untried reports whether kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node, and those that wait for
+// their turn.
+func (w *GroupWait) untried() bool {
+	return w.Reason == reasons.GroupAwaitsOthers || w.Reason == reasons.GroupAwaitsTurn
+}
 
 // String returns the sentence that is shown to users.
 func (w *GroupWait) String() string {

@@ -74,7 +74,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 			mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
 				r.size(), r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless))
 		}
-		return FilterResult{Reason: r.reason(m)}
+		return FilterResult{Reason: mgr.reason(r, m)}
 	case r.plan == nil && mgr.checkPause(r, now):
 		return FilterResult{Reason: r.waitsFor}
 	}

@@ -60,7 +60,7 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 		return permit, nil
 	}
 	if r.plan == nil {
-		reason := r.reason(m)
+		reason := mgr.reason(r, m)
 		return nil, &reason
 	}
 	pm := r.plan.members[uid]

@@ -38,9 +38,13 @@ type Report struct {
 }
 
 // NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete,
-// pending, running and broken. Members that ask for no cards belong to no run.
+// pending, running and broken. Members that ask for no cards belong to no run, and those with the gate of fair sharing wait for their turn.
 func NewSnapshot(members []Member, now time.Time) *Manager {
-	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
+	gated := map[gpu.PodUID]bool{}
+	for i := range members {
+		gated[members[i].UID] = members[i].Gated
+	}
+	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}, AwaitsTurn: func(pod gpu.Pod) bool { return gated[pod.UID] }})
 	for i := range members {
 		mgr.SetMember(members[i], now)
 	}
@@ -54,7 +58,7 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
-			report := r.report()
+			report := mgr.report(r)
 			report.Reason = cmp.Or(report.Reason, g.belowMinCount(r))
 			out = append(out, report)
 		}
@@ -71,7 +75,7 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 	return out, leads
 }
 
-func (r *run) report() Report {
+func (mgr *Manager) report(r *run) Report {
 	waitsSince := r.needed().since
 	report := Report{
 		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
@@ -93,7 +97,7 @@ func (r *run) report() Report {
 		}
 	}
 	if r.phase != PhaseRunning {
-		report.Reason = r.reason(nil)
+		report.Reason = mgr.reason(r, nil)
 	}
 	return report
 }

@@ -19,7 +19,8 @@ import (
 //   - The end of a pause, if it or others of its namespace have failed (checkPause): GroupPaused, GroupBehindFailed.
 //   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks): GroupNoRoom.
 //   - That it is clear which members belong together (obstacle): GroupUnclear.
-//   - Filter calls for the other members, because their candidate nodes are needed, and their turns by fair sharing (obstacle): GroupAwaitsOthers.
+//   - The turns of all members by fair sharing (obstacle): GroupAwaitsTurn.
+//   - Filter calls for the other members, because their candidate nodes are needed (obstacle): GroupAwaitsOthers.
 //   - Another run of whole cards (obstacle): GroupOlderFirst.
 //   - Room (reserve): GroupNoRoom. If seven of eight members fit, none of them gets a place, and other pods can take the free cards. The run is tried
 //     again when memory is freed, every two seconds at least. It is an item of the queue (Waiting): the first item that waits for some nodes gets an
@@ -127,7 +128,9 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 	switch {
 	case !r.settled(now): // Others of its members keep this message until they are tried again, so it must stay true.
 		return reasons.GroupUnclear
-	case !n.allOffered(r), n.any(mgr.AwaitsTurn):
+	case n.any(mgr.AwaitsTurn):
+		return reasons.GroupAwaitsTurn
+	case !n.allOffered(r):
 		return reasons.GroupAwaitsOthers
 	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
 		return reasons.GroupOlderFirst
@@ -294,18 +297,21 @@ func (mgr *Manager) Status(uid gpu.PodUID) (Status, bool) {
 		status.Reason = mgr.groups[m.Gang].belowMinCount(m.run)
 		return status, status.Reason != reasons.Group{}
 	}
-	status.Reason = m.run.reason(m)
+	status.Reason = mgr.reason(m.run, m)
 	return status, true
 }
 
 // reason returns why a member of a run that isn't running is pending. If m is nil, it is one that has no problem, and a place in the plan if there
 // is one.
-func (r *run) reason(m *member) reasons.Group {
+func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	if m != nil && m.problem() != "" {
 		return reasons.GroupInvalid(m.problem())
 	}
 	switch r.phase {
 	case PhasePending:
+		if r.waitsFor == (reasons.Group{}) && r.needed().any(mgr.AwaitsTurn) { // Filter doesn't ask for the plan before.
+			return reasons.GroupAwaitsTurn
+		}
 		return cmp.Or(r.waitsFor, reasons.GroupAwaitsOthers)
 	case PhasePlanned:
 		if m != nil && r.plan.members[m.UID] == nil {

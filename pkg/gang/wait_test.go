@@ -42,6 +42,11 @@ func TestStatus(t *testing.T) {
 	at = at.Add(time.Minute)
 	mgr.SetMember(newMember("b", 60, sized(2)), at) // So the group waits since its last member was created, whichever process has led since when.
 	want("a", "pending since 1m0s, gang: kube-scheduler hasn't tried all other members yet")
+	mgr.AwaitsTurn = func(pod gpu.Pod) bool { return pod.UID == "b" }
+	want("a", "pending since 1m0s, gang: not all members have had their turn by fair sharing")
+	mgr.filterAll("a", []string{"n"}, at)
+	want("a", "pending since 1m0s, gang: not all members have had their turn by fair sharing")
+	mgr.AwaitsTurn = never
 	at = at.Add(time.Minute)
 	mgr.filterAll("a", []string{"n"}, at)
 	want("b", "pending since 1m0s, gang: there is no room for all members at once")

@@ -186,7 +186,7 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},
 		"but those with the gate of fair shares do": {
-			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
+			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: not all members have had their turn by fair sharing"},
 		},
 		"the extender's details about missing members": {
 			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 gang: 1 of 2 members exist and more.")},

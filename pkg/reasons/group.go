@@ -23,6 +23,7 @@ var (
 	GroupStarting     = Group{"starting", "the extender has just started to lead"}
 	GroupDisagrees    = Group{"disagree", invalidGroup + "the members disagree on the group's size"}
 	GroupAwaitsOthers = Group{"awaits_others", "kube-scheduler hasn't tried all other members yet"}
+	GroupAwaitsTurn   = Group{"awaits_turn", "not all members have had their turn by fair sharing"}
 	GroupUnclear      = Group{"unclear", "its members are of several controllers, and none of these has enough for the group"}
 	GroupNoRoom       = Group{"no_room", "there is no room for all members at once"}
 	GroupPaused       = Group{"paused", "the group is retried after a pause"}
@@ -57,8 +58,8 @@ func GroupFailures() []Group {
 
 // Groups returns all reasons with constant words.
 func Groups() []Group {
-	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupUnclear, GroupNoRoom, GroupPaused, GroupBehindFailed,
-		GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
+	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupAwaitsTurn, GroupUnclear, GroupNoRoom, GroupPaused,
+		GroupBehindFailed, GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
 
 // GroupIncomplete says that of the members that must be bound together only some exist. Ineligible, Foreign and Cardless add why others
