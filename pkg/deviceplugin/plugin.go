@@ -191,6 +191,7 @@ func (p *Plugin) addRegistrar() {
 		dir: p.options.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
 		notOffered: p.reporter.NotOffered, wake: background.NewSignal(), cleanup: cleanup, absence: absence,
 	}
+	p.service.counted = p.registrar.wake.Raise
 }
 
 // addIsolator adds the isolator, which enforces shares.

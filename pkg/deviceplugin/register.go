@@ -128,8 +128,7 @@ func newRegistrationBackoff() wait.Backoff {
 func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool) {
 	after := time.After(delay)
 	for {
-		now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
-		if err == nil && !file.Same(r.tried, now) {
+		if r.fresh() {
 			return true
 		}
 		select {
@@ -150,7 +149,7 @@ func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool)
 // seconds and meanwhile fails the pods that ask for a device (k8s.io/kubernetes
 // pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
-	kubelet, connection, err := r.connect(ctx)
+	connection, err := r.connect(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -162,58 +161,40 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	defer serving.stop()
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
 	r.before(ctx)
-	if err := register(ctx, connection, filepath.Base(serving.socket.path)); err != nil {
+	if err := register(ctx, connection, serving.socket); err != nil {
 		return false, err
 	}
 	r.service.metrics.registrations.Inc()
-	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", serving.socket.path)
-	return true, r.watch(ctx, kubelet, serving)
+	klog.FromContext(ctx).Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", serving.socket)
+	return true, r.watch(ctx, serving)
 }
 
-// socketFile is a socket as it was found in the kubelet's directory.
-type socketFile struct {
-	path string
-	info fs.FileInfo
+// fresh reports whether there is a kubelet that has not been tried yet.
+func (r *registrar) fresh() bool {
+	now, err := os.Stat(filepath.Join(r.dir, kubeletSocketName))
+	return err == nil && !file.Same(r.tried, now)
 }
 
-func statSocket(path string) (socketFile, error) {
-	info, err := os.Stat(path)
-	return socketFile{path, info}, err
-}
-
-// unchanged reports whether the path is still the same file.
-func (f socketFile) unchanged() bool {
-	now, err := os.Stat(f.path)
-	return err == nil && file.Same(f.info, now)
-}
-
-// replaced reports whether the path is another file.
-func (f socketFile) replaced() bool {
-	now, err := os.Stat(f.path)
-	return err == nil && !file.Same(f.info, now)
-}
-
-// connect returns the kubelet's socket, and a connection to the kubelet that has created it.
-func (r *registrar) connect(ctx context.Context) (socketFile, net.Conn, error) {
-	kubelet, err := statSocket(filepath.Join(r.dir, kubeletSocketName))
-	if err != nil {
-		return socketFile{}, nil, fmt.Errorf("looking for the kubelet: %w", err)
+// connect returns a connection to the kubelet that has created the socket.
+func (r *registrar) connect(ctx context.Context) (connection net.Conn, err error) {
+	socket := filepath.Join(r.dir, kubeletSocketName)
+	if r.tried, err = os.Stat(socket); err != nil {
+		return nil, fmt.Errorf("looking for the kubelet: %w", err)
 	}
-	r.tried = kubelet.info
-	connection, err := new(net.Dialer).DialContext(ctx, "unix", kubelet.path)
-	if err != nil {
-		return socketFile{}, nil, fmt.Errorf("connecting to the kubelet: %w", err)
+	if connection, err = new(net.Dialer).DialContext(ctx, "unix", socket); err != nil {
+		return nil, fmt.Errorf("connecting to the kubelet: %w", err)
 	}
-	if !kubelet.unchanged() {
+	if r.fresh() {
 		_ = connection.Close()
-		return socketFile{}, nil, errRestarted
+		return nil, errRestarted
 	}
-	return kubelet, connection, nil
+	return connection, nil
 }
 
 // serving is a gRPC server on a socket of its own.
 type serving struct {
-	socket socketFile
+	// socket is the name of the socket's file.
+	socket string
 	server *grpc.Server
 	// ended is closed when the server has ended, with err, which is set before that.
 	ended chan struct{}
@@ -225,21 +206,20 @@ func (r *registrar) serve() (*serving, error) {
 	if err := removeSockets(r.dir); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(r.dir, "gpushare-"+rand.String(5)+".sock")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w", path, err)
+	s := &serving{
+		socket: "gpushare-" + rand.String(5) + ".sock", ended: make(chan struct{}),
+		// A stream of this server must not count as one of the next.
+		server: grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count), grpc.WaitForHandlers(true)),
 	}
-	s := &serving{server: grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count)), ended: make(chan struct{})}
+	listener, err := net.Listen("unix", filepath.Join(r.dir, s.socket))
+	if err != nil {
+		return nil, fmt.Errorf("listening on the own socket: %w", err)
+	}
 	pluginapi.RegisterDevicePluginServer(s.server, r.service)
 	go func() {
 		defer close(s.ended)
 		s.err = s.server.Serve(listener)
 	}()
-	if s.socket, err = statSocket(path); err != nil {
-		s.stop()
-		return nil, fmt.Errorf("opening the own socket: %w", err)
-	}
 	return s, nil
 }
 
@@ -250,24 +230,22 @@ func (s *serving) stop() {
 }
 
 // watch returns why the plugin must serve and register again, or nil once ctx has ended and the calls in progress are answered.
-func (r *registrar) watch(ctx context.Context, kubelet socketFile, own *serving) error {
+func (r *registrar) watch(ctx context.Context, own *serving) error {
 	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
-	silent := time.Now()
+	registered, listened := time.Now(), false
 	for {
 		_, changed, problem := r.cards.Get()
 		switch {
 		case problem != nil:
 			return problem
-		case kubelet.replaced():
+		case r.fresh():
 			return errRestarted
 		case r.service.Listening(): // The connection outlives the sockets.
-			silent = time.Now()
-		case !kubelet.unchanged():
-			return errRestarted
-		case !own.socket.unchanged():
-			return errors.New("the plugin's socket was removed")
-		case time.Since(silent) > listenGrace:
+			listened = true
+		case listened:
+			return errors.New("the kubelet has ended its stream")
+		case time.Since(registered) > listenGrace:
 			return errors.New("the kubelet doesn't listen to the plugin")
 		}
 		select {

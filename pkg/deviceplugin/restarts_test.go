@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/check"
@@ -129,6 +130,22 @@ func TestSocketsRemoved(t *testing.T) {
 	k.awaitRegistrations(2)
 	k.stop()
 	startKubelet(t, b.dir, k.entries...).awaitDevices(80, 80)
+}
+
+// A kubelet can end the stream and go on: those before 1.37 do when another plugin of the resource ends, such as an older one whose pod was deleted by
+// force. They have no devices then.
+func TestStreamEnded(t *testing.T) {
+	b := newFixture(t)
+	k, _ := b.up(16)
+	k.mu.Lock()
+	check.Must(t, k.connection.Close())
+	k.mu.Unlock()
+	ended := time.Now()
+	k.awaitRegistrations(2)
+	k.awaitDevices(16, 16)
+	if took := time.Since(ended); took >= listenGrace {
+		t.Errorf("the plugin registered again after %v", took)
+	}
 }
 
 // A socket that a killed plugin has left is removed, and one that another plugin serves is kept.

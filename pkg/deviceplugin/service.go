@@ -28,8 +28,9 @@ type service struct {
 	// taken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
 	// can't list them or didn't in time, or it wasn't asked because no card had become better.
 	taken func([]gpu.Card)
-	// listening counts the open ListAndWatch streams.
+	// listening counts the open ListAndWatch streams. counted is called after each change.
 	listening atomic.Int32
+	counted   func()
 	// readmission shows which devices a kubelet that starts must find healthy.
 	readmission *readmission
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
@@ -115,6 +116,8 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 // for each registration.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1)
+	s.counted()
+	defer s.counted()
 	defer s.listening.Add(-1)
 	kept := s.readmission.Begin()
 	for {
