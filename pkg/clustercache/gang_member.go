@@ -27,7 +27,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		return nil
 	}
 	m := &gang.Member{
-		Pod: p, Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet,
+		Pod: p, Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet, JobSet: protocol.JobSetOf(pod),
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: protocol.Shorten(pod.Annotations[protocol.AnnotationGroupRun]),
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",

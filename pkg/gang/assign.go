@@ -160,13 +160,25 @@ func (mgr *Manager) rehome(r *run, now time.Time) {
 	}
 }
 
-// continues reports whether an earlier run of the group goes on with the members of r: members of the same controller have failed in it, and the
-// controller creates fewer than a run needs. The others of the earlier run have completed, and their pods were removed.
+// continues reports whether an earlier run of the group goes on with the members of r, whose controllers create fewer than a run needs. That is so if
+// members of the same controller have failed in it: the others of the earlier run have completed, and their pods were removed. It is also so if it
+// lacks members, and the controllers are Jobs that their JobSet has created again while others of its Jobs run on.
 func (mgr *Manager) continues(r *run) (found bool) {
 	for _, o := range mgr.groups[r.key].runs {
+		if o.phase != PhaseRunning {
+			continue
+		}
+		jobSets := map[string]bool{} // Those of bound members.
 		for _, m := range o.members {
-			if c := r.controllers[m.Controller]; o.phase == PhaseRunning && m.Ended && m.Controller != "" && c != nil && c.active > 0 {
+			if c := r.controllers[m.Controller]; m.Ended && m.Controller != "" && c != nil && c.active > 0 {
 				o.controllers[m.Controller].continues, found = true, true
+			}
+			jobSets[m.JobSet] = jobSets[m.JobSet] || m.counted == bound
+		}
+		for _, m := range r.members {
+			if m.JobSet != "" && jobSets[m.JobSet] && o.lacking() > 0 {
+				o.accept(m.Controller)
+				found = true
 			}
 		}
 	}

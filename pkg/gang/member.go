@@ -52,6 +52,8 @@ type Member struct {
 	Created time.Time
 	// LeaderWorkerSet is true if the pod is of a LeaderWorkerSet.
 	LeaderWorkerSet bool
+	// JobSet is the name of the JobSet that the pod is of; empty if it is of none. The pod's controller is one of the Jobs of it.
+	JobSet string
 	// Controller identifies the controller whose pods replace the pod; empty if it has none. Kind is the kind of its owner.
 	Controller, Kind string
 	// Template is equal for pods that get the same candidate nodes.

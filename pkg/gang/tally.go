@@ -75,6 +75,16 @@ func (t *tally) forget(controller string) {
 	}
 }
 
+// accept accepts a controller that has no member in the run yet.
+func (t *tally) accept(controller string) {
+	c := t.controllers[controller]
+	if c == nil {
+		c = &controllerTally{}
+		t.controllers[controller] = c
+	}
+	c.accepted = true
+}
+
 // acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
 // enough members for a run of its own: then a job was restarted while its first pods were pending. If one controller has all bound members,
 // the others are of other jobs.

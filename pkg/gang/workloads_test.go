@@ -260,6 +260,35 @@ func TestAllIndexesFail(t *testing.T) {
 	c.wantBound("replacements", again, 0)
 }
 
+// The Jobs of a JobSet are one group. The JobSet creates one of them again while another one runs on: its pods join the run, but not those of other
+// JobSets, and not those of a further Job if all that the group needs run.
+func TestJobOfJobSetAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		jobSet  string
+		deleted int
+		want    int
+	}{
+		"the same JobSet":          {"set", 3, 3},
+		"another JobSet":           {"other", 3, 0},
+		"no Job was created again": {"set", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := controllers{newFixture(t)}
+			of := func(jobSet string) memberEdit { return func(m *Member) { m.JobSet = jobSet } }
+			driver, workers := c.add(1, "train", 4, "driver", of("set")), c.add(3, "train", 4, "workers", of("set"))
+			c.settle()
+			c.wantBound("driver", driver, 1)
+			c.wantBound("workers", workers, 3)
+			for _, p := range workers[:tc.deleted] {
+				c.delete(p)
+			}
+			again := c.add(3, "train", 4, "workers again", of(tc.jobSet))
+			c.minutes(1)
+			c.wantBound("workers that are created again", again, tc.want)
+		})
+	}
+}
+
 // A reason that doesn't end by itself says what the workload's kind needs.
 func TestStalled(t *testing.T) {
 	const refused = "; if pods are refused, as by a quota, the Events of their controller say why"

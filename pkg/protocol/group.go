@@ -39,6 +39,12 @@ const (
 	annotationReplicaSize = "leaderworkerset.sigs.k8s.io/size"
 )
 
+// labelJobSet is the label of a JobSet's pods that names the JobSet (sigs.k8s.io/jobset api/jobset/v1alpha2/jobset_types.go).
+const labelJobSet = "jobset.sigs.k8s.io/jobset-name"
+
+// JobSetOf returns the name of the JobSet that the pod is of; empty if it is of none.
+func JobSetOf(pod *corev1.Pod) string { return pod.Labels[labelJobSet] }
+
 // The errors of a pod with an invalid group. GroupOf adds the key and its value. The texts are shown to users.
 var (
 	ErrGroupUnnamed       = errors.New("the pod has a group size and no group name")
@@ -135,9 +141,9 @@ func PodGroupLabel(pod *corev1.Pod) string {
 	return ""
 }
 
-// groupLabels returns the keys of the pod's labels that GroupOf reads.
+// groupLabels returns the keys of the pod's labels that GroupOf and JobSetOf read.
 func groupLabels(pod *corev1.Pod) []string {
-	return append([]string{LabelGroupName, LabelGroupSize, labelReplicaKey, pod.Annotations[AnnotationGroupLabel]}, schedulerPlugins[:]...)
+	return append([]string{LabelGroupName, LabelGroupSize, labelReplicaKey, labelJobSet, pod.Annotations[AnnotationGroupLabel]}, schedulerPlugins[:]...)
 }
 
 // PodGroupName returns the name of the PodGroup to which spec.schedulingGroup assigns the pod: its native group. It is empty if

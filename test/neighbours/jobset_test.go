@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpushare/gpushare/test/framework"
@@ -41,6 +42,19 @@ func TestJobSet(t *testing.T) {
 		must(s.T, s.SetRunning(s.Context(), pods...))
 		fail(s, s.of(pods, "workers")[1])
 		s.waitReplaced(pods, all)
+	})
+
+	// The driver runs on: it is the only one of four members that runs while the other job is created again.
+	t.Run("one job of a group is created again", func(t *testing.T) {
+		s := w.scene(t, 4, "jobset.sigs.k8s.io/replicatedjob-name")
+		create(s, job("driver", 1, 1, s.member(4)), job("workers", 1, 3, s.member(4)))
+		all := map[string]int{"driver": 1, "workers": 3}
+		pods := s.waitBound(all)
+		must(t, s.SetRunning(t.Context(), pods...))
+		must(t, w.Client.BatchV1().Jobs(s.ID).Delete(t.Context(), "set-workers-0", metav1.DeleteOptions{
+			PropagationPolicy: new(metav1.DeletePropagationBackground),
+		}))
+		s.waitReplaced(s.of(pods, "workers"), all)
 	})
 
 	// Five cards hold two of the three jobs, which wait for no other.
