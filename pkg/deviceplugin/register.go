@@ -45,8 +45,7 @@ const (
 	maxRequest = 4 * maxMessage
 )
 
-// registrar keeps the plugin registered. It serves and registers again if the kubelet was restarted, the directory was
-// cleaned or the kubelet stopped listening.
+// registrar keeps the plugin registered. It serves and registers again if the kubelet was restarted, or has ended its stream.
 type registrar struct {
 	dir     string
 	service *service
