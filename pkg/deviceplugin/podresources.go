@@ -126,8 +126,8 @@ func (p *podResources) State(ctx context.Context, c allocation.Candidate) alloca
 		case codes.OK:
 			p.answered = true
 			return stateOf(c, response.GetPodResources())
-		case codes.Unknown:
-			// The kubelet has no better code for a pod that it can't find.
+		case codes.Unknown, codes.NotFound:
+			// Kubelets up to 1.37 have no better code than the first for a pod that they can't find.
 			p.unknown++
 			if !p.answered && p.unknown >= uselessAfter {
 				p.pausedUntil = time.Now().Add(pauseUseless)

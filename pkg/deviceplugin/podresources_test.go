@@ -97,6 +97,7 @@ func TestState(t *testing.T) {
 			nil, allocation.StateAllocated, 1,
 		},
 		"an unknown pod":                  {candidateOf(main(2)), nil, errors.New("pod a not found"), allocation.StateAbsent, 1},
+		"an unknown pod, with its code":   {candidateOf(main(2)), nil, status.Error(codes.NotFound, "pod a not found"), allocation.StateAbsent, 1},
 		"its rate limit":                  {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), allocation.StateUnknown, askTries},
 		"a call that it doesn't have":     {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), allocation.StateUnknown, 1},
 		"a kubelet that can't be reached": {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), allocation.StateUnknown, 1},
