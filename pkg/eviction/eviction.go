@@ -200,5 +200,8 @@ func certain(allocation *ledger.Allocation) bool {
 	return allocation.State == ledger.Bound && !allocation.Presumed
 }
 
-// frees reports whether the deletion of the pod makes room on its node.
-func frees(pod *clustercache.PodInfo, now time.Time) bool { return !pod.Overdue(now) && !pod.Mirror }
+// frees reports whether the deletion of the pod makes room on its node soon. kube-scheduler doesn't shorten the grace period of a pod that is being
+// deleted.
+func frees(pod *clustercache.PodInfo, now time.Time) bool {
+	return !pod.Overdue(now) && !pod.Mirror && !pod.Lingers
+}

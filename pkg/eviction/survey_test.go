@@ -45,6 +45,10 @@ func TestSurvey(t *testing.T) {
 	}
 	with := func(list objects, more ...runtime.Object) objects { return append(list, more...) }
 	overdue, important := fake.Terminating(begin.Add(-24*time.Hour)), fake.Priority(5)
+	lingers := func(pod *corev1.Pod) {
+		fake.Terminating(begin.Add(30 * 24 * time.Hour))(pod)
+		pod.DeletionGracePeriodSeconds = new(int64(30 * 24 * 60 * 60))
+	}
 	matchesAll, invalid, elsewhere := fake.Budget("all", "", 0), fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
 	matchesAll.Spec.Selector = &metav1.LabelSelector{}
 	invalid.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "?"}}}
@@ -74,6 +78,10 @@ func TestSurvey(t *testing.T) {
 		},
 		"overdue pods free nothing": {
 			objects:  objects{pod("a", 16, 0, overdue), pod("b", 16, 1)},
+			proposed: preemption.Victims{Pods: uids{"uid-b"}}, want: uids{"uid-b"},
+		},
+		"pods that are deleted in a month free nothing": {
+			objects:  objects{pod("a", 16, 0, lingers), pod("b", 16, 1, fake.Priority(3))},
 			proposed: preemption.Victims{Pods: uids{"uid-b"}}, want: uids{"uid-b"},
 		},
 		"overdue pods free nothing if they are proposed": {
