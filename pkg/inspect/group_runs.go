@@ -59,8 +59,12 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 	}
 	reports, _ := gang.NewSnapshot(members, now).Reports()
 	for _, report := range reports {
-		if report.Cardless > 0 {
-			continue
+		if report.Cardless > 0 { // None of its pods asks for cards.
+			first := cardless[report.Group][0]
+			report.Size = first.Size
+			if first.Problem != "" {
+				report.Reason = reasons.GroupInvalid(first.Name + ": " + first.Problem)
+			}
 		}
 		run := groupRun{Report: report, messages: messages}
 		for _, name := range slices.Concat(report.Bound, report.Pending) {
@@ -72,11 +76,6 @@ func groupRuns(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now tim
 		groups[run.Group] = append(groups[run.Group], run)
 	}
 	for key, pods := range cardless {
-		if len(groups[key]) == 0 {
-			groups[key] = []groupRun{{Report: gang.Report{
-				Group: key, Size: pods[0].Size, Reason: reasons.GroupIncomplete(0, pods[0].Size),
-			}}}
-		}
 		groups[key][len(groups[key])-1].cardless = len(pods)
 	}
 	var out []groupRun
@@ -206,7 +205,7 @@ func (r *groupRun) reason(reported reasons.Group) reasons.Group {
 	case r.Phase == gang.PhaseBroken && !reported.Broken():
 		reason = reason.Because(reported)
 	}
-	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.Succeeded; asking < r.Size && asking+r.cardless >= r.Size {
+	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.Succeeded; asking > 0 && asking < r.Size && asking+r.cardless >= r.Size {
 		reason = reason.Cardless(r.cardless)
 	}
 	return reason

@@ -78,6 +78,7 @@ func TestGroups(t *testing.T) {
 		newPod("f-0", 8).member("done", 1).on("n", 0).phase(corev1.PodSucceeded),
 		newPod("g-0", 8).member("leaves", 2).on("n", 0).terminating(), newPod("g-1", 8).member("leaves", 2).on("n", 0),
 		newPod("h-0", 8).member("elsewhere", 1).in("other"),
+		newPod("k-0", 0).plain().member("cardless", 2), newPod("k-1", 0).plain().member("cardless", 2), newPod("l-0", 0).plain().member("unsized", -1),
 		newPod("i-0", 8).member("", 5).controlled("job"), newPod("i-1", 8).member("", 5).controlled("job"), newPod("i-2", 8).member("", 5).controlled("job"),
 		newPod("i-3", 8).member("", 5).controlled("job"), newPod("i-4", 8).member("", 5).controlled("job"), newPod("j-0", 8).member("", 2),
 	))
@@ -85,6 +86,7 @@ func TestGroups(t *testing.T) {
 NAMESPACE  GROUP                               SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
 default    <unnamed> j-0                       ?     1        0      Invalid     -                     j-0: the pod has a group size and no group name: annotation scheduling.k8s.io/group-name is missing
 default    <unnamed> i-0, i-1, i-2 and 2 more  ?     5        0      Invalid     -                     i-0: the pod has a group size and no group name: annotation scheduling.k8s.io/group-name is missing
+default    cardless                            2     0        0      Incomplete  -                     none of its 2 pods asks for cards
 default    done                                ?     0        0      Ended       -                     -
 default    half                                2     2        1      Broken      -                     only 1 of 2 members are bound
 default    leaves                              2     1        1      Running     -                     -
@@ -92,6 +94,7 @@ default    mpi                                 2     1        0      Incomplete 
 default    quarrels                            ?     2        0      Invalid     -                     the members disagree on the group's size: e-0 says 2, e-1 says 3
 default    runs                                2     2        2      Running     -                     -
 default    short                               3     1        0      Incomplete  -                     1 of 3 members exist
+default    unsized                             ?     0        0      Invalid     -                     l-0: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is "-1"
 default    waits                               2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
 other      elsewhere                           1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
 `, "\n")
@@ -100,7 +103,7 @@ other      elsewhere                           1     1        0      Pending    
 		t.Errorf("stderr %q, %v", aside, err)
 	}
 	check.Equal(t, "the result", want, out)
-	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 11 {
+	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 13 {
 		t.Errorf("rows alone: %v\n%s", err, out)
 	}
 	for _, format := range []string{"json", "yaml"} {

@@ -111,19 +111,20 @@ func severalReplicas(pod *corev1.Pod, members int) bool {
 func namedGroup(pod *corev1.Pod) (Group, error) {
 	annotations := groupKeys{"annotation", AnnotationGroupName, AnnotationGroupSize, pod.Annotations, pod.Labels, ""}
 	labels := groupKeys{"label", LabelGroupName, LabelGroupSize, pod.Labels, pod.Annotations, ""}
-	podGroup := PodGroupLabel(pod)
 	if _, named := pod.Annotations[AnnotationGroupName]; !named && pod.Labels[LabelGroupName] == "" {
-		annotations.otherName, labels.otherName = pod.Labels[podGroup], pod.Labels[podGroup]
+		name := pod.Labels[PodGroupLabel(pod)]
+		annotations.otherName, labels.otherName = name, name
 	}
 	a, errA := annotations.parse()
 	b, errB := labels.parse()
 	group := Group{Name: cmp.Or(a.Name, b.Name)}
+	podGroup := otherPodGroup(pod, group.Name)
 	switch {
 	case errA != nil || errB != nil:
 		return group, cmp.Or(errA, errB)
 	case annotations.given() && labels.given() && a != b:
 		return group, fmt.Errorf("%w: annotations say %q of %d, labels say %q of %d", ErrGroupContradictory, a.Name, a.Size, b.Name, b.Size)
-	case podGroup != "" && group.Name != "" && pod.Labels[podGroup] != group.Name:
+	case podGroup != "" && group.Name != "":
 		return group, fmt.Errorf("%w: the group is %q, and label %s is %.70q", ErrGroupContradictory, group.Name, podGroup, pod.Labels[podGroup])
 	case annotations.given():
 		return a, nil
@@ -135,6 +136,16 @@ func namedGroup(pod *corev1.Pod) (Group, error) {
 func PodGroupLabel(pod *corev1.Pod) string {
 	for _, key := range schedulerPlugins {
 		if pod.Labels[key] != "" {
+			return key
+		}
+	}
+	return ""
+}
+
+// otherPodGroup returns the key of a label that assigns the pod to a PodGroup of scheduler-plugins of another name; empty if there is none.
+func otherPodGroup(pod *corev1.Pod, name string) string {
+	for _, key := range schedulerPlugins {
+		if pod.Labels[key] != "" && pod.Labels[key] != name {
 			return key
 		}
 	}

@@ -75,6 +75,7 @@ func TestGroupOf(t *testing.T) {
 		"the size as a label, and such a PodGroup":       {labels: marks{podGroup: "a", LabelGroupSize: "3"}, want: Group{Name: "a", Size: 3}},
 		"a group, and the same PodGroup":                 {byAnnotations("a", "3"), marks{podGroup: "a"}, Group{Name: "a", Size: 3}, nil},
 		"a group, and another PodGroup":                  {byAnnotations("a", "3"), marks{podGroup: "b"}, Group{Name: "a"}, ErrGroupContradictory},
+		"two PodGroups of scheduler-plugins":             {marks{AnnotationGroupSize: "3"}, marks{podGroup: "a", oldPodGroup: "b"}, Group{Name: "a"}, ErrGroupContradictory},
 		"a PodGroup of scheduler-plugins without a size": {labels: marks{podGroup: "a"}},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations, Labels: tc.labels}}
