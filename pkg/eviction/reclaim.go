@@ -171,10 +171,17 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 		if len(v.Pods) > 1 {
 			what = "Evicted with its group"
 		}
-		victims = append(victims, Victim{Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what, Why: fmt.Sprintf(": tenant %s has %s, and tenant %s has %s",
-			v.For.Tenant, plan.Tenants[v.For.Tenant], v.Tenant, plan.Tenants[v.Tenant])})
+		victims = append(victims, Victim{
+			Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what,
+			Why: fmt.Sprintf(": tenant %s, and tenant %s", standing(plan, v.For.Tenant), standing(plan, v.Tenant)),
+		})
 	}
 	return victims
+}
+
+// standing returns such as "alice has 8 of its share of 16".
+func standing(plan reclaim.Plan, tenant string) string {
+	return fmt.Sprintf("%s has %s", reasons.TenantName(tenant), plan.Tenants[tenant])
 }
 
 // evict makes the evictions. It returns the evicted pods, the end of the round, and the first error.
@@ -206,11 +213,11 @@ func (r *Reclaimer) report(plan reclaim.Plan, evicted []gpu.PodUID) {
 		}
 		var texts []string
 		for _, name := range slices.Sorted(maps.Keys(losers)) {
-			texts = append(texts, fmt.Sprintf("%s has %s", name, plan.Tenants[name]))
+			texts = append(texts, standing(plan, name))
 		}
 		for _, pod := range served.Pods {
 			r.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeNormal, EventReclaiming,
-				"Evicting %d pod(s), since tenant %s has %s: tenant %s", n, served.Tenant, plan.Tenants[served.Tenant], listed(texts))
+				"Evicting %d pod(s), since tenant %s: tenant %s", n, standing(plan, served.Tenant), listed(texts))
 		}
 	}
 }

@@ -268,6 +268,22 @@ func TestReclaimerEvents(t *testing.T) {
 	check.Equal(t, "the result", want, got)
 }
 
+// With --fair-share-by=label, the tenant of the namespaces without the label has an empty name.
+func TestReclaimerEventsWithoutLabel(t *testing.T) {
+	f := newReclaimFixture()
+	need := f.need()
+	need.Tenants[""] = need.Tenants["bob"]
+	for i := range need.Victims {
+		need.Victims[i].Tenant = ""
+	}
+	f.reclaim(need)
+	for range 2 {
+		if event := <-f.events; !strings.Contains(event, "tenant <none> has 32 of its share of 16") {
+			t.Error(event)
+		}
+	}
+}
+
 // A refused victim stays out of the next plans for a while.
 func TestReclaimerSpares(t *testing.T) {
 	f := newReclaimFixture()

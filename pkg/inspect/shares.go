@@ -239,7 +239,7 @@ func (o *options) drawShares(shares Shares) (page, error) {
 	table := rows{{bold, []string{"TENANT", "WEIGHT", "GUARANTEED", "SHARE", "ALLOCATED", "WAITING", "PODS WAITING", "NEXT POD"}}}
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	for _, t := range shares.Tenants {
-		table.add(plain, cmp.Or(t.Name, "<none>"), number(t.Weight), number(t.Guaranteed), number(t.Share), number(t.Allocated), number(t.Waiting),
+		table.add(plain, reasons.TenantName(t.Name), number(t.Weight), number(t.Guaranteed), number(t.Share), number(t.Allocated), number(t.Waiting),
 			strconv.Itoa(t.WaitingPods), cmp.Or(t.Cause, "-"))
 	}
 	table.writeAlone(&text, o.format())

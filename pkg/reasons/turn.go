@@ -79,9 +79,12 @@ func (t Turn) String() string {
 	if t.Obstacle == ObstacleIncomplete || t.Obstacle == ObstacleGateStuck {
 		return t.Obstacle.String()
 	}
-	text := fmt.Sprintf("waits for its turn: tenant %s has %d of its share of %d", cmp.Or(t.Tenant, "<none>"), t.Allocated, t.Share)
+	text := fmt.Sprintf("waits for its turn: tenant %s has %d of its share of %d", TenantName(t.Tenant), t.Allocated, t.Share)
 	return strings.Join(append([]string{text}, t.waits()...), "; ")
 }
+
+// TenantName returns a tenant's name for users: that of the namespaces without the label of --fair-share-by is empty.
+func TenantName(name string) string { return cmp.Or(name, "<none>") }
 
 // Brief returns why the pod waits without its tenant.
 func (t Turn) Brief() string { return cmp.Or(strings.Join(t.waits(), "; "), "its turn is next") }
