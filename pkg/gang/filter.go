@@ -75,7 +75,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 				r.size(), r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless))
 		}
 		return FilterResult{Reason: mgr.reason(r, m)}
-	case r.plan == nil && mgr.checkPause(r, now):
+	case r.plan == nil && mgr.updatePause(r, now):
 		return FilterResult{Reason: r.waitsFor}
 	}
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
@@ -103,7 +103,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		mgr.extend(r, now)
 	}
 	switch {
-	case mgr.rejectOnceMore(r, pm, now):
+	case mgr.takeLate(r, pm, now):
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: reasons.GroupTimedOut}
 	case pm.node == "":
@@ -111,7 +111,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	case slices.Contains(names, pm.node), mgr.movePlace(m, pm, names, now):
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
-	case !mgr.checkPlace(r, m, pm, now):
+	case !mgr.keepPlace(r, m, pm, now):
 		return FilterResult{Reason: reasons.GroupPlaceLost}
 	case slices.Contains(all.names, pm.node):
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}

@@ -347,10 +347,10 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.removeIfEmpty(r)
 		}
 	case p.count[memberHeld] > 0:
-		if now.Sub(p.firstHeld) >= mgr.Hold && mgr.checkPlaces(r, now) {
+		if now.Sub(p.firstHeld) >= mgr.Hold && mgr.keepPlaces(r, now) {
 			mgr.timeOut(r, now)
 		}
-	case !now.Before(p.expires) && mgr.checkPlaces(r, now):
+	case !now.Before(p.expires) && mgr.keepPlaces(r, now):
 		mgr.abandonPlan(r, reasons.GroupExpired, now)
 	}
 }

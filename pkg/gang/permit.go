@@ -71,8 +71,8 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 		return nil, &reasons.GroupBinding
 	}
 	mgr.hold(r, pm, permit, now)
-	switch usable := mgr.checkPlace(r, m, pm, now); {
-	case !usable:
+	switch kept := mgr.keepPlace(r, m, pm, now); {
+	case !kept:
 		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
@@ -122,9 +122,9 @@ func (p *plan) rejectHeld(reason reasons.Group) {
 	}
 }
 
-// checkPlace reports whether the member's place can still be used. If its card is missing, unhealthy or over-full, the member moves to
-// another card of the node. If none has room, the plan ends.
-func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
+// keepPlace moves the member to another card of its node if its card is missing, unhealthy or over-full. If none has room, it ends the plan and
+// returns false.
+func (mgr *Manager) keepPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
 	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) || mgr.movePlace(m, pm, []string{pm.node}, now) {
 		return true
 	}
@@ -136,10 +136,10 @@ func (mgr *Manager) checkPlace(r *run, m *member, pm *plannedMember, now time.Ti
 	return false
 }
 
-// checkPlaces is checkPlace for all members of a plan whose barrier hasn't opened.
-func (mgr *Manager) checkPlaces(r *run, now time.Time) bool {
+// keepPlaces is keepPlace for all members of a plan whose barrier hasn't opened.
+func (mgr *Manager) keepPlaces(r *run, now time.Time) bool {
 	for _, pm := range r.plan.order {
-		if !mgr.checkPlace(r, r.members[pm.uid], pm, now) {
+		if !mgr.keepPlace(r, r.members[pm.uid], pm, now) {
 			return false
 		}
 	}
@@ -150,7 +150,7 @@ func (mgr *Manager) checkPlaces(r *run, now time.Time) bool {
 // mark the run as whole.
 func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
-	if !mgr.checkPlaces(r, now) {
+	if !mgr.keepPlaces(r, now) {
 		return
 	}
 	if r.id == "" || r.counts[bound] == 0 {
@@ -187,11 +187,11 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 	mgr.extend(r, now)
 }
 
-// rejectOnceMore reports whether filter must reject a late member once more. The members whose bind calls timed out are back in
-// kube-scheduler's queue. If the late member passed now, its bind call could be held alone and time out before the others return. Then the
+// takeLate makes a late member an expected one, and reports whether filter must reject it once more. The members whose bind calls timed out are back
+// in kube-scheduler's queue. If the late member passed now, its bind call could be held alone and time out before the others return. Then the
 // calls of the others would time out without it, and so on. So the late member is rejected, unless another member is held already. Then all
 // return at the same time.
-func (mgr *Manager) rejectOnceMore(r *run, pm *plannedMember, now time.Time) bool {
+func (mgr *Manager) takeLate(r *run, pm *plannedMember, now time.Time) bool {
 	if pm.state != memberLate {
 		return false
 	}

@@ -16,7 +16,7 @@ import (
 // What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order:
 //
 //   - More members, if too few exist (enough): reasons.GroupIncomplete.
-//   - The end of a pause, if it or others of its namespace have failed (checkPause): GroupPaused, GroupBehindFailed.
+//   - The end of a pause, if it or others of its namespace have failed (updatePause): GroupPaused, GroupBehindFailed.
 //   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks): GroupNoRoom.
 //   - That it is clear which members belong together (obstacle): GroupUnclear.
 //   - The turns of all members by fair sharing (obstacle): GroupAwaitsTurn.
@@ -40,9 +40,9 @@ const (
 	maxWork = 2000
 )
 
-// checkPause reports whether the run must not be tried because it, or others of its namespace, failed. Once a pause has ended, it requeues members
-// whose candidate nodes are needed.
-func (mgr *Manager) checkPause(r *run, now time.Time) bool {
+// updatePause sets what the run waits for, and returns true, if it must not be tried because it, or others of its namespace, failed. Once a pause has
+// ended, it requeues members whose candidate nodes are needed.
+func (mgr *Manager) updatePause(r *run, now time.Time) bool {
 	why := mgr.pause(r, now)
 	if why != (reasons.Group{}) {
 		r.waitsFor = why
@@ -163,7 +163,7 @@ func (mgr *Manager) planWaiting(now time.Time) {
 		if r.needs == nil || r.needs.requests == nil && len(r.offers) > 0 {
 			mgr.work += len(r.members)
 		}
-		if mgr.checkPause(r, now) || !r.triedByTick() {
+		if mgr.updatePause(r, now) || !r.triedByTick() {
 			continue
 		}
 		if !mgr.tryPlan(r, now) && r.waitsFor == reasons.GroupNoRoom && !over {
