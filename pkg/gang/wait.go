@@ -60,7 +60,7 @@ func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
-	switch until, behind := mgr.Failures.Until(mgr.profile(r), now); {
+	switch until, behind := mgr.Failures.Wait(mgr.profile(r), now); {
 	case !until.After(now):
 		return reasons.Group{}
 	case behind:

@@ -30,7 +30,7 @@ func item(id, shape string, memory gpu.Memory) Profile {
 // await waits until the item may be placed, and returns for how long.
 func (s *scene) await(i Profile) time.Duration {
 	from := s.now
-	for until, _ := s.Until(i, s.now); until.After(s.now); until, _ = s.Until(i, s.now) {
+	for until, _ := s.Wait(i, s.now); until.After(s.now); until, _ = s.Wait(i, s.now) {
 		s.now = until
 	}
 	return s.now.Sub(from)
@@ -48,7 +48,7 @@ func (s *scene) fail(i Profile) time.Duration {
 
 // waits returns for how long the item would have to wait now.
 func (s *scene) waits(i Profile) time.Duration {
-	until, _ := s.Until(i, s.now)
+	until, _ := s.Wait(i, s.now)
 	return max(until.Sub(s.now), 0)
 }
 
@@ -227,7 +227,7 @@ func TestHostileNamespace(t *testing.T) {
 				for range 40 {
 					n++
 					next := item(fmt.Sprint(n), fmt.Sprint(n), 64)
-					if until, _ := s.Until(next, s.now); until.After(s.now) {
+					if until, _ := s.Wait(next, s.now); until.After(s.now) {
 						break
 					}
 					s.Placed(next)

@@ -228,7 +228,7 @@ func (p *pass) failIfLate(item *Item, c *choice, fits bool) bool {
 
 // pauses reports whether the item gets no reservation because it, or others of its namespace, have failed.
 func (p *pass) pauses(item *Item) bool {
-	until, _ := p.Failures.Until(item.Profile, p.now)
+	until, _ := p.Failures.Wait(item.Profile, p.now)
 	return p.now.Before(until)
 }
 
