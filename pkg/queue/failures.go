@@ -119,10 +119,10 @@ func (f *Failures) Any(namespace string) bool {
 	return f.namespaces[namespace] != nil
 }
 
-// Wait records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; a time that
-// isn't after now if it may be. behind is true if that is because others of its namespace failed. While another one is placed, the end is unknown, and
-// Wait returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run that goes on
-// holds its memory anyway.
+// Wait records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; a time
+// that isn't after now if it may be. behind is true if that is because others of its namespace failed. While another one is placed, the end is
+// unknown, and Wait returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run
+// that goes on holds its memory anyway.
 func (f *Failures) Wait(i Profile, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
