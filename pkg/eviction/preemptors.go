@@ -15,8 +15,8 @@ import (
 )
 
 // Preemptors keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
-// take the cards, another pod takes them, a victim stays, or the leader's term ends. kube-scheduler evicts the victims (see preemptions.go), or the Executor
-// for a Defragmenter.
+// take the cards, another pod takes them, a victim stays, or the leader's term ends. kube-scheduler evicts the victims (see preemptions.go), or
+// the Executor does for a Defragmenter.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
 type Preemptors struct {
