@@ -59,7 +59,7 @@ func NewCounter() *Counter {
 
 // Add counts a pod, which must not have been counted before. The shape of a pod that asks for no GPU memory has no cards; it isn't kept. owner
 // tells controllers apart, of which each counts only up to a limit. Add reports whether enough has changed since the last time that Kinds should
-// be asked again: after 20, 50, and each 200 pods.
+// be asked again, see due.
 func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], created time.Time) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +71,11 @@ func (c *Counter) Add(shape placement.Shape, owner unique.Handle[string], create
 		}
 	}
 	c.seen++
-	return c.seen == 20 || c.seen == 50 || c.seen%200 == 0
+	return due(c.seen)
 }
+
+// due reports whether it is time for a new outlook after that many pods: after 20, 50, and each 200.
+func due(pods int) bool { return pods == 20 || pods == 50 || pods%200 == 0 }
 
 // Wait counts a pod with GPU memory that found no room: change is 1 if it begins to wait for some, and -1 if it waits no more.
 func (c *Counter) Wait(shape placement.Shape, owner unique.Handle[string], change int) {
@@ -85,11 +88,12 @@ func (c *Counter) Wait(shape placement.Shape, owner unique.Handle[string], chang
 }
 
 // Place counts a pod with GPU memory that gets its node now. One that had it when the Counter began must not be counted: those that were placed
-// before and have ended aren't known.
-func (c *Counter) Place() {
+// before and have ended aren't known. Place reports whether Turnover should be asked again, see due.
+func (c *Counter) Place() (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.placed++
+	return due(c.placed)
 }
 
 // End counts the end of a pod with GPU memory that had a node.

@@ -157,15 +157,21 @@ func TestKindsLimits(t *testing.T) {
 	}
 }
 
-// TestAddChanged: the kinds are to be asked for often at first, and then seldom.
-func TestAddChanged(t *testing.T) {
-	c, changed := NewCounter(), []int(nil)
-	for i := 1; i <= 600; i++ {
-		if c.Add(placement.Shape{}, unique.Make("owner"), begin) {
-			changed = append(changed, i)
+// TestChanged: the kinds and the turnover are to be asked for often at first, and then seldom.
+func TestChanged(t *testing.T) {
+	c := NewCounter()
+	for name, count := range map[string]func() bool{
+		"pods that come":        func() bool { return c.Add(placement.Shape{}, unique.Make("owner"), begin) },
+		"pods that were placed": c.Place,
+	} {
+		var changed []int
+		for i := 1; i <= 600; i++ {
+			if count() {
+				changed = append(changed, i)
+			}
 		}
+		check.Equal(t, name, []int{20, 50, 200, 400, 600}, changed)
 	}
-	check.Equal(t, "the result", []int{20, 50, 200, 400, 600}, changed)
 }
 
 // TestTurnover: at first as many pods are expected to end as are placed, but not for long if none ends. Once a full cluster's pods end, the turnover

@@ -49,8 +49,8 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 		e.ended(old)
 	}
 	if old != nil && old.Node != pod.Node {
-		if old.Node == "" && pod.Request > 0 {
-			e.arrivals.Place()
+		if old.Node == "" && pod.Request > 0 && e.arrivals.Place() { // Pods can be created long before they are placed.
+			e.expectSoon()
 		}
 		e.nodeChanged(old.Node)
 	}

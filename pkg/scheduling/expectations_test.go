@@ -42,6 +42,14 @@ func TestLeastWaste(t *testing.T) {
 			if !e.changed.Load() {
 				t.Error("a new outlook isn't due")
 			}
+			e.changed.Store(false)
+			for i := range 30 {
+				name := fmt.Sprint("placed-", i)
+				handlers.PodUpdated(withCPU(name, "", 8, 4), withCPU(name, "gone", 8, 4))
+			}
+			if !e.changed.Load() {
+				t.Error("a new outlook isn't due after pods that had come before were placed")
+			}
 			noneEnds(e) // So that emptiness doesn't count.
 			other := withCPU("other", "n2", 0, 62)
 			handlers.PodUpdated(nil, other)

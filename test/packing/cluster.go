@@ -123,8 +123,8 @@ func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
 	c.reportFree(node)
 	c.take(node, pod)
 	c.allocated += pod.gpu()
-	if pod.gpu() > 0 {
-		c.arrivals.Place()
+	if pod.gpu() > 0 && c.arrivals.Place() {
+		c.expect()
 	}
 }
 
