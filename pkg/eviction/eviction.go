@@ -134,9 +134,8 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	case err != nil || live == nil || live.Spec.NodeName == "":
 		return state, err
 	case protocol.Lingers(live):
-		return victimState{
-			runs: true, ends: protocol.LeavesBy(live.DeletionTimestamp.Time, *live.DeletionGracePeriodSeconds), capped: new(int64(protocol.MaxGracePeriod.Seconds())),
-		}, nil
+		ends := protocol.LeavesBy(live.DeletionTimestamp.Time, *live.DeletionGracePeriodSeconds)
+		return victimState{runs: true, ends: ends, capped: new(int64(protocol.MaxGracePeriod.Seconds()))}, nil
 	case live.DeletionTimestamp != nil:
 		return victimState{ends: live.DeletionTimestamp.Time}, nil
 	}

@@ -578,7 +578,8 @@ func (x *Executor) refuse(v Victim, err error) {
 		return
 	}
 	least := queue.LongestPause
-	if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError { // The API server fails, or can't reach a webhook: perhaps for all pods, and not for long.
+	// The API server fails, or can't reach a webhook: perhaps for all pods, and not for long.
+	if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
 		least = queue.Retry
 	}
 	x.mu.Lock()

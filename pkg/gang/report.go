@@ -29,8 +29,8 @@ type Report struct {
 	Bound, Pending []string
 	// Memory is what these members request in all.
 	Memory gpu.Memory
-	// Reason is why members are pending; none if the run is running, unless kube-scheduler tries none of a PodGroup's. Problem is what is wrong with the oldest of those that can't be placed even
-	// if all memory is free; empty if there are none.
+	// Reason is why members are pending; none if the run is running, unless kube-scheduler tries none of a PodGroup's. Problem is what is wrong with
+	// the oldest of those that can't be placed even if all memory is free; empty if there are none.
 	Reason  reasons.Group
 	Problem string
 	// WaitsSince is since when members wait, see Status.Since. Since is the same, else when the run began to run or to be evicted; zero if unknown.

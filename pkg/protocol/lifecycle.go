@@ -5,7 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 )
 
 // OverdueMargin is how long a pod may exist after the end of its grace period. The kubelet then kills the containers,
@@ -25,7 +24,8 @@ func LeavesBy(deletion time.Time, graceSeconds int64) time.Time {
 // Lingers reports whether a pod is being deleted with a grace period of more than MaxGracePeriod. An eviction shortens it to that
 // (k8s.io/apiserver pkg/registry/rest/delete.go, BeforeDelete).
 func Lingers(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp != nil && ptr.Deref(pod.DeletionGracePeriodSeconds, 0) > int64(MaxGracePeriod/time.Second)
+	grace := pod.DeletionGracePeriodSeconds
+	return pod.DeletionTimestamp != nil && grace != nil && *grace > int64(MaxGracePeriod/time.Second)
 }
 
 // Overdue reports whether a pod that is being deleted still exists well after its deletion timestamp, which is the end of the grace
