@@ -21,8 +21,9 @@ const (
 	// maxSources is how many sources are kept, the latest ones, and maxAge how much older than the latest pod they can be.
 	maxSources = 1 << 14
 	maxAge     = 7 * halfLife
-	// assumed is how many pods are counted from the start as if each of them had been placed and had ended. With fewer, the first pods of a new cluster are
-	// spread over its nodes, and those that run for long keep large pods from them. With more, a small cluster that is filled once holds less (test/packing).
+	// assumed is how many pods are counted from the start as if each of them had been placed and had ended. With fewer, the first pods of a new
+	// cluster are spread over its nodes, and those that run for long keep large pods from them. With more, a small cluster that is filled once holds
+	// less (test/packing).
 	assumed = 5
 )
 

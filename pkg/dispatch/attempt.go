@@ -115,9 +115,9 @@ func (m *Manager) Justified(attempt uint64) map[gpu.PodUID]bool {
 	defer m.mu.Unlock()
 	justified := map[gpu.PodUID]bool{}
 	for _, h := range m.reclaims.holds {
-		for _, share := range h.reservation.Places {
+		for _, place := range h.reservation.Places {
 			if h.attempt == attempt {
-				justified[share.Pod.UID] = h.justified
+				justified[place.Pod.UID] = h.justified
 			}
 		}
 	}

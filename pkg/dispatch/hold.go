@@ -176,8 +176,8 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *hold) *unit {
 	u := m.units[h.item.ID]
-	other := func(share ledger.Place) bool {
-		p := m.pods[share.Pod.UID]
+	other := func(place ledger.Place) bool {
+		p := m.pods[place.Pod.UID]
 		return p == nil || p.unit != u
 	}
 	if u == nil || len(u.pods) != len(h.reservation.Places) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Places, other) {
@@ -202,11 +202,11 @@ func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (g
 		return false
 	}
 	requests := make([]ledger.Request, len(h.reservation.Places)) // In the order of the unit's pods.
-	for i, share := range h.reservation.Places {
-		if !m.mayUse(m.pods[share.Pod.UID], share.Node) {
+	for i, place := range h.reservation.Places {
+		if !m.mayUse(m.pods[place.Pod.UID], place.Node) {
 			return false
 		}
-		requests[i] = ledger.Request{Pod: share.Pod, Nodes: []string{share.Node}}
+		requests[i] = ledger.Request{Pod: place.Pod, Nodes: []string{place.Node}}
 	}
 	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
 	if places == nil {
@@ -300,7 +300,7 @@ func (m *Manager) updateHolds(now time.Time) {
 // dropHold ends the hold for the unit of the pod, if there is one.
 func (m *Manager) dropHold(uid gpu.PodUID) {
 	m.endHolds(func(h *hold) bool {
-		return slices.ContainsFunc(h.reservation.Places, func(share ledger.Place) bool { return share.Pod.UID == uid })
+		return slices.ContainsFunc(h.reservation.Places, func(place ledger.Place) bool { return place.Pod.UID == uid })
 	})
 }
 
