@@ -194,6 +194,8 @@ func (r *registrar) connect(ctx context.Context) (connection net.Conn, err error
 type serving struct {
 	// socket is the name of the socket's file.
 	socket string
+	// former is the number of streams that had begun before.
+	former int64
 	server *grpc.Server
 	// ended is closed when the server has ended, with err, which is set before that.
 	ended chan struct{}
@@ -206,7 +208,7 @@ func (r *registrar) serve() (*serving, error) {
 		return nil, err
 	}
 	s := &serving{
-		socket: "gpushare-" + rand.String(5) + ".sock", ended: make(chan struct{}),
+		socket: "gpushare-" + rand.String(5) + ".sock", former: r.service.streams.Load(), ended: make(chan struct{}),
 		// A stream of this server must not count as one of the next.
 		server: grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(r.service.count), grpc.WaitForHandlers(true)),
 	}
@@ -232,16 +234,17 @@ func (s *serving) stop() {
 func (r *registrar) watch(ctx context.Context, own *serving) error {
 	ticker := time.NewTicker(recheckInterval)
 	defer ticker.Stop()
-	registered, listened := time.Now(), false
+	registered := time.Now()
 	for {
 		_, changed, problem := r.cards.Get()
+		// A stream can begin and end between two steps of the loop. Read before Listening, or one that begins now would count as ended.
+		listened := r.service.streams.Load() > own.former
 		switch {
 		case problem != nil:
 			return problem
 		case r.fresh():
 			return errRestarted
 		case r.service.Listening(): // The connection outlives the sockets.
-			listened = true
 		case listened:
 			return errors.New("the kubelet has ended its stream")
 		case time.Since(registered) > listenGrace:

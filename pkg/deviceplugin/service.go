@@ -28,9 +28,9 @@ type service struct {
 	// taken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
 	// can't list them or didn't in time, or it wasn't asked because no card had become better.
 	taken func([]gpu.Card)
-	// listening counts the open ListAndWatch streams. counted is called after each change.
-	listening atomic.Int32
-	counted   func()
+	// listening is the number of open ListAndWatch streams, streams that of all that have begun. counted is called after each change.
+	listening, streams atomic.Int64
+	counted            func()
 	// readmission shows which devices a kubelet that starts must find healthy.
 	readmission *readmission
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
@@ -115,7 +115,8 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 // ListAndWatch sends all devices, and sends them again after each change of cardState, at most once per interval. The kubelet calls it once
 // for each registration.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	s.listening.Add(1)
+	s.listening.Add(1) // Before streams, which registrar.watch reads first.
+	s.streams.Add(1)
 	s.counted()
 	defer s.counted()
 	defer s.listening.Add(-1)
