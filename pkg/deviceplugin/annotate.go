@@ -40,6 +40,10 @@ type annotator struct {
 
 const patchTimeout = 10 * time.Second
 
+// reportedFailures is the number of failures, one after the other, after which an Event reports that the API server refuses a write. By then 1.5
+// seconds have passed, and a right that an upgrade has just given is in force.
+const reportedFailures = 4
+
 // annotationQueue has the pods whose annotations may have to change.
 type annotationQueue = workqueue.TypedRateLimitingInterface[gpu.PodUID]
 
@@ -103,8 +107,19 @@ func (a *annotator) Run(ctx context.Context) error {
 			a.metrics.annotationErrors.Inc()
 			klog.FromContext(ctx).Error(err, "Could not write a pod's annotations, trying again", "uid", uid)
 			a.queue.AddRateLimited(uid)
+			a.reportRefused(uid, err)
 		}
 		a.queue.Done(uid)
+	}
+}
+
+// reportRefused sends an Event once the API server has refused a pod's annotations several times: the pod runs, and nothing else shows users that the
+// plugin has no right to write them.
+func (a *annotator) reportRefused(uid gpu.PodUID, err error) {
+	pod, known := a.pods.ByUID(uid)
+	if refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err); known && refused && a.queue.NumRequeues(uid) == reportedFailures {
+		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventNotRecorded,
+			"the API server refuses the annotations by which the device plugin reports what the pod's containers got: %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -39,6 +41,33 @@ func TestAPIServerAway(t *testing.T) {
 	await.True(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 	b.hanging.Resume()
 	b.awaitAssigned("two", 0)
+}
+
+// TestAnnotationsRefused: a pod whose annotations the plugin has no right to write gets one Event, and the annotations once it has the right.
+func TestAnnotationsRefused(t *testing.T) {
+	b := newFixture(t)
+	var allowed atomic.Bool
+	b.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if allowed.Load() {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "one", errors.New("only gpushare writes them"))
+	})
+	k, p := b.up(16)
+	one := newPod("one", main(4), assumed(0, 1))
+	b.create(p, one)
+	k.mustAdmit(one)
+	b.awaitEvent(`GPUCardNotRecorded The API server refuses the annotations by which the device plugin reports what the pod's containers got: ` +
+		`annotating pod default/one: pods "one" is forbidden: only gpushare writes them`)
+	failed := testutil.ToFloat64(p.metrics.annotationErrors)
+	await.True(t, "another failure", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > failed })
+	allowed.Store(true)
+	b.awaitAssigned("one", 0)
+	for len(b.events.Events) > 0 {
+		if event := <-b.events.Events; strings.Contains(event, "GPUCardNotRecorded") {
+			t.Errorf("a second Event: %s", event)
+		}
+	}
 }
 
 // TestSearch: the plugin's watch delivers nothing by itself (blind), so the plugin has to search for each pod.

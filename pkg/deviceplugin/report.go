@@ -28,6 +28,8 @@ const (
 	eventLost     = "GPUCardLost"
 	eventNoDevice = "GPUDeviceNotFound"
 
+	eventNotRecorded = "GPUCardNotRecorded"
+
 	eventNoAdapter = "GPUAdapterNotGiven"
 
 	eventLimitNotInForce = "GPULimitNotInForce"
