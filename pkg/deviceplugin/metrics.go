@@ -74,7 +74,8 @@ func newMetrics(registered func() bool) *metrics {
 	m.isolation = prometheus.NewGaugeVec(gauge("isolation_mode",
 		"1 for the isolation mode in which new containers start."), []string{"mode"})
 	m.overuse = prometheus.NewGauge(gauge("overusing_pods",
-		"Pods that request GPU memory and use more than that, beyond the tolerance and for longer than the grace period."))
+		"Pods that use more GPU memory than they request or may use, beyond the tolerance and for longer than the grace period, "+
+			"or that borrow memory of a card that is low on it."))
 	for _, state := range []string{"in_force", "not_in_force"} {
 		m.limits.WithLabelValues(state)
 	}
