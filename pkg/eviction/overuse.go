@@ -267,10 +267,11 @@ func staying(pods []*clustercache.PodInfo, now time.Time) sets.Set[gpu.PodUID] {
 	return uids
 }
 
-// pods returns those of the pods that have a share of the card.
+// pods returns those of the pods that have a share of the card, or that are reported to use it without one.
 func (c cardOf) pods(pods []*clustercache.PodInfo) (on []*clustercache.PodInfo) {
 	for _, pod := range pods {
-		if pod.Node == c.node && slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card }) {
+		has := slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card })
+		if pod.Node == c.node && (has || pod.Overuse.On(c.card).Used > 0) {
 			on = append(on, pod)
 		}
 	}

@@ -640,12 +640,13 @@ func TestOverusersGone(t *testing.T) {
 	}
 }
 
-// TestOverusersOfSeveralCards: a pod with a share of both cards is judged by each card for itself, and evicted once.
+// TestOverusersOfSeveralCards: a pod with a share of both cards, or that uses one without a share of it, is judged by each card for itself, and evicted
+// once.
 func TestOverusersOfSeveralCards(t *testing.T) {
 	type pod struct {
 		name  string
 		cards []int
-		// used is what it uses of each of its cards, in GiB. It requests 8.
+		// used is what it uses of each of its cards, in GiB. It requests 8. Further ones are of the cards after these, of which it has no share.
 		used []int64
 		age  time.Duration
 	}
@@ -668,6 +669,10 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 		"another one is too, and is older": {
 			[]pod{two(8, 12), {"other", []int{1}, []int64{12}, 2 * time.Hour}}, []string{"two from card 1: 12 of 8 GiB"},
 		},
+		"another one uses a card that it wasn't given": {
+			[]pod{{"two", []int{1}, []int64{8}, 0}, {"other", []int{0}, []int64{1, 12}, time.Hour}}, []string{"other from card 1: 12 of 0 GiB"},
+		},
+		"the same, and the card has room for it": {[]pod{{"two", []int{1}, []int64{8}, 0}, {"other", []int{0}, []int64{1, 6}, time.Hour}}, nil},
 	} {
 		c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
 		c.reports = map[gpu.PodUID]protocol.Overuse{}
@@ -679,6 +684,9 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 				if p.used[i] > 8 {
 					over[card] = protocol.CardOveruse{Used: p.used[i] << 10, Requested: 8 << 10}
 				}
+			}
+			for i, used := range p.used[len(p.cards):] {
+				over[len(p.cards)+i] = protocol.CardOveruse{Used: used << 10}
 			}
 			if len(over) > 0 {
 				info.Overuse = &protocol.Overuse{Since: begin, At: begin, Cards: over}
