@@ -35,8 +35,6 @@ type ReclaimObserver interface {
 	Reclaimed(result reasons.Result)
 	// PodReclaimed counts a pod that was evicted for a tenant below its share, and what it had.
 	PodReclaimed(memory gpu.Memory)
-	// ReclaimUnneeded counts how much of what an attempt has evicted was not needed.
-	ReclaimUnneeded(memory gpu.Memory)
 }
 
 // Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which, the Executor evicts them.
@@ -80,7 +78,6 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 				}
 			}
 		}
-		r.Reclaims.ReclaimUnneeded(min(plan.Beyond, memory))
 		logger.Info("Evicted pods for tenants below their share", "pods", len(evicted), "memory", memory.String(), "units", len(plan.Served))
 	}
 	r.Reclaims.Reclaimed(resultOf(err))

@@ -17,8 +17,8 @@ type FairShare struct {
 	expired  prometheus.Counter
 	gates    *prometheus.CounterVec
 	reclaims *prometheus.CounterVec
-	// evicted counts pods; reclaimed and beyond are amounts of memory.
-	evicted, reclaimed, beyond, useless prometheus.Counter
+	// evicted counts pods; reclaimed is an amount of memory.
+	evicted, reclaimed, useless prometheus.Counter
 }
 
 // NewFairShare registers the collectors of fair sharing.
@@ -31,12 +31,11 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 		reclaims:  newCounterVec("fair_share_reclaims_total", "Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.", "result"),
 		evicted:   newCounter("fair_share_evicted_pods_total", "Number of pods evicted for tenants below their share."),
 		reclaimed: newCounter("fair_share_reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share."),
-		beyond:    newCounter("fair_share_reclaimed_unneeded_units_total", "GPU memory of evicted pods beyond what was missing on the cards."),
 		useless:   newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
 	}
 	startAtZero(f.gates, reasons.GateResults()...)
 	startAtZero(f.reclaims, reasons.EvictionResults()...)
-	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.beyond, f.useless)
+	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.useless)
 	return f
 }
 
@@ -88,9 +87,6 @@ func (f *FairShare) PodReclaimed(memory gpu.Memory) {
 	f.evicted.Inc()
 	f.reclaimed.Add(float64(memory))
 }
-
-// ReclaimUnneeded implements eviction.ReclaimObserver.
-func (f *FairShare) ReclaimUnneeded(memory gpu.Memory) { f.beyond.Add(float64(memory)) }
 
 // ReclaimFailed implements dispatch.Observer.
 func (f *FairShare) ReclaimFailed() { f.useless.Inc() }

@@ -26,7 +26,6 @@ func TestFairShareMetrics(t *testing.T) {
 	f.Reclaimed("refused")
 	f.PodReclaimed(4)
 	f.PodReclaimed(8)
-	f.ReclaimUnneeded(4)
 	f.ReclaimFailed()
 	want := `
 # HELP gpushare_extender_fair_share_charges_expired_total Number of pods that were not bound in time after their turn.
@@ -45,9 +44,6 @@ gpushare_extender_fair_share_invalid_namespaces 1
 # HELP gpushare_extender_fair_share_reclaimed_units_total GPU memory of the pods that were evicted for tenants below their share.
 # TYPE gpushare_extender_fair_share_reclaimed_units_total counter
 gpushare_extender_fair_share_reclaimed_units_total 12
-# HELP gpushare_extender_fair_share_reclaimed_unneeded_units_total GPU memory of evicted pods beyond what was missing on the cards.
-# TYPE gpushare_extender_fair_share_reclaimed_unneeded_units_total counter
-gpushare_extender_fair_share_reclaimed_unneeded_units_total 4
 # HELP gpushare_extender_fair_share_reclaims_total Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.
 # TYPE gpushare_extender_fair_share_reclaims_total counter
 gpushare_extender_fair_share_reclaims_total{result="evicted"} 1
@@ -69,7 +65,7 @@ gpushare_extender_tenant_waiting_pods{state="next",tenant="alice"} 3
 gpushare_extender_tenant_waiting_pods{state="passed_over",tenant="alice"} 2
 `
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "gpushare_extender_fair_share_charges_expired_total",
-		"gpushare_extender_fair_share_evicted_pods_total", "gpushare_extender_fair_share_reclaimed_units_total", "gpushare_extender_fair_share_reclaimed_unneeded_units_total",
+		"gpushare_extender_fair_share_evicted_pods_total", "gpushare_extender_fair_share_reclaimed_units_total",
 		"gpushare_extender_fair_share_reclaims_total", "gpushare_extender_fair_share_useless_reclaims_total", "gpushare_extender_fair_share_gate_writes_total", "gpushare_extender_fair_share_invalid_namespaces", "gpushare_extender_tenant_allocated_units",
 		"gpushare_extender_tenant_share_units", "gpushare_extender_tenant_waiting_pods"); err != nil {
 		t.Error(err)

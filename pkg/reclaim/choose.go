@@ -252,12 +252,10 @@ func (t *trial) undo() {
 }
 
 func (t *trial) plan() (out Plan) {
-	var evicted gpu.Memory
 	awaited := map[string][]gpu.PodUID{}
 	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
 		victim := t.need.Victims[v]
 		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
-		evicted = evicted.Add(t.memory[v])
 		for _, p := range victim.Pods {
 			node := t.cluster.Places[p.UID].Node
 			awaited[node] = append(awaited[node], p.UID)
@@ -277,29 +275,6 @@ func (t *trial) plan() (out Plan) {
 		}
 		out.Served = append(out.Served, served)
 	}
-	out.Beyond, out.Tenants = evicted.Sub(t.missing()), t.need.Tenants
+	out.Tenants = t.need.Tenants
 	return out
-}
-
-// missing returns how much memory the cards lacked for the places before the evictions.
-func (t *trial) missing() (missing gpu.Memory) {
-	wanted := map[string][]placement.Card{} // Used is the memory of the places on each card.
-	for _, places := range t.places {
-		for _, place := range places {
-			if wanted[place.Node] == nil {
-				cards := slices.Clone(t.cluster.Cards[place.Node])
-				for i := range cards {
-					cards[i] = cards[i].Empty()
-				}
-				wanted[place.Node] = cards
-			}
-			placement.Use(wanted[place.Node], place.On)
-		}
-	}
-	for node, cards := range wanted {
-		for i, c := range cards {
-			missing = missing.Add(c.Used.Sub(t.cluster.Cards[node][i].Free()))
-		}
-	}
-	return missing
 }

@@ -96,45 +96,44 @@ func names(victims []Eviction) (out []gpu.PodUID) {
 func TestChoose(t *testing.T) {
 	type at = [3]int
 	for name, tc := range map[string]struct {
-		scene  *scene
-		want   []gpu.PodUID
-		beyond gpu.Memory
-		none   bool
+		scene *scene
+		want  []gpu.PodUID
+		none  bool
 	}{
-		"the newest of equal ones":                   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"the least memory, although it is older":     {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).used(at{0, 1, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-1.0"}, 0, false},
-		"what is free already isn't evicted":         {newScene(1).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"never below the share":                      {newScene(1).has("bob", at{0, 0, 8}).wants(4, 1).excess("bob", 7), nil, 0, true},
-		"more than is missing":                       {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 3, false},
-		"two tenants, since one has too little":      {newScene(1).has("bob", at{0, 0, 4}).has("carol", at{0, 0, 4}).wants(8, 1).excess("bob", 4).excess("carol", 4), []gpu.PodUID{"bob-0.0", "carol-1.0"}, 0, false},
-		"a group goes as a whole":                    {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 10), []gpu.PodUID{"bob-0.0"}, 2, false},
-		"a group that has more than the excess":      {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 9), nil, 0, true},
-		"a group costs what all its members have":    {newScene(1, 1).has("bob", at{0, 0, 4}, at{1, 0, 4}).has("bob", at{0, 0, 4}).used(at{1, 0, 4}).wants(4, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
-		"the budget allows none":                     {newScene(1).has("bob", at{0, 0, 8}).budget(0, 0).wants(8, 1).excess("bob", 8), nil, 0, true},
-		"the budget allows one of two members":       {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).budget(0, 1).wants(8, 1).excess("bob", 16), nil, 0, true},
-		"several cards become free at once":          {newScene(3).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).has("bob", at{0, 2, 4}).used(at{0, 1, 4}).used(at{0, 2, 4}).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
-		"room for all members of a group, or none":   {newScene(1, 1).has("bob", at{0, 0, 8}).used(at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), nil, 0, true},
-		"a member that fits without victims":         {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"pods that are being deleted make room":      {newScene(1).wants(8, 1), nil, 0, false},
-		"the first victim turns out to be unneeded":  {newScene(1, 1).has("bob", at{0, 0, 4}).has("bob", at{0, 0, 4}, at{1, 0, 8}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-1.0"}, 4, false},
-		"a member frees what a second pod can use":   {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"a node that the pod can't use stays":        {newScene(1, 1).has("bob", at{1, 0, 8}).used(at{0, 0, 8}).wants(8, 1).only("n0").excess("bob", 8), nil, 0, true},
-		"the node whose CPU is taken by others":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("bob", at{1, 0, 8}).wants(8, 1).excess("bob", 16).cpuFor("n1", 1), []gpu.PodUID{"bob-1.0"}, 0, false},
-		"CPU is missing for one of two members":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1, 1).excess("bob", 16).cpuFor("n0", -1), nil, 0, true},
-		"a pod whose place is unknown is no victim":  {newScene(1).has("bob", at{0, 0, 8}).wants(8, 1).excess("bob", 8).unknown("bob-0.0"), nil, 0, true},
-		"a card on which others leave too little":    {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 8), nil, 0, true},
-		"the second pod takes what the first leaves": {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).wants(3, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, 0, false},
-		"a member alone, rather than its group":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"a group, of which one alone isn't enough":   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, 8, false},
-		"a group isn't evicted beside its member":    {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).wants(8, 1).excess("bob", 32), []gpu.PodUID{"bob-0.0"}, 0, false},
-		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, 0, false},
+		"the newest of equal ones":                   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, false},
+		"the least memory, although it is older":     {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).used(at{0, 1, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-1.0"}, false},
+		"what is free already isn't evicted":         {newScene(1).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 4}).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, false},
+		"never below the share":                      {newScene(1).has("bob", at{0, 0, 8}).wants(4, 1).excess("bob", 7), nil, true},
+		"more than is missing":                       {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, false},
+		"two tenants, since one has too little":      {newScene(1).has("bob", at{0, 0, 4}).has("carol", at{0, 0, 4}).wants(8, 1).excess("bob", 4).excess("carol", 4), []gpu.PodUID{"bob-0.0", "carol-1.0"}, false},
+		"a group goes as a whole":                    {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 10), []gpu.PodUID{"bob-0.0"}, false},
+		"a group that has more than the excess":      {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 2}).used(at{1, 0, 6}).wants(8, 1).excess("bob", 9), nil, true},
+		"a group costs what all its members have":    {newScene(1, 1).has("bob", at{0, 0, 4}, at{1, 0, 4}).has("bob", at{0, 0, 4}).used(at{1, 0, 4}).wants(4, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, false},
+		"the budget allows none":                     {newScene(1).has("bob", at{0, 0, 8}).budget(0, 0).wants(8, 1).excess("bob", 8), nil, true},
+		"the budget allows one of two members":       {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).budget(0, 1).wants(8, 1).excess("bob", 16), nil, true},
+		"several cards become free at once":          {newScene(3).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 4}).has("bob", at{0, 2, 4}).used(at{0, 1, 4}).used(at{0, 2, 4}).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-1.0", "bob-2.0"}, false},
+		"room for all members of a group, or none":   {newScene(1, 1).has("bob", at{0, 0, 8}).used(at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), nil, true},
+		"a member that fits without victims":         {newScene(1, 1).has("bob", at{0, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, false},
+		"pods that are being deleted make room":      {newScene(1).wants(8, 1), nil, false},
+		"the first victim turns out to be unneeded":  {newScene(1, 1).has("bob", at{0, 0, 4}).has("bob", at{0, 0, 4}, at{1, 0, 8}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-1.0"}, false},
+		"a member frees what a second pod can use":   {newScene(1, 1).has("bob", at{0, 0, 8}, at{1, 0, 8}).wants(8, 1, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, false},
+		"a node that the pod can't use stays":        {newScene(1, 1).has("bob", at{1, 0, 8}).used(at{0, 0, 8}).wants(8, 1).only("n0").excess("bob", 8), nil, true},
+		"the node whose CPU is taken by others":      {newScene(1, 1).has("bob", at{0, 0, 8}).has("bob", at{1, 0, 8}).wants(8, 1).excess("bob", 16).cpuFor("n1", 1), []gpu.PodUID{"bob-1.0"}, false},
+		"CPU is missing for one of two members":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 1, 8}).wants(8, 1, 1).excess("bob", 16).cpuFor("n0", -1), nil, true},
+		"a pod whose place is unknown is no victim":  {newScene(1).has("bob", at{0, 0, 8}).wants(8, 1).excess("bob", 8).unknown("bob-0.0"), nil, true},
+		"a card on which others leave too little":    {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(8, 1).excess("bob", 8), nil, true},
+		"the second pod takes what the first leaves": {newScene(1).has("bob", at{0, 0, 8}).wants(5, 1).wants(3, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, false},
+		"only the second pod can be served":          {newScene(1).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).wants(5, 1).wants(4, 1).excess("bob", 8), []gpu.PodUID{"bob-0.0"}, false},
+		"the second victim is enough for both pods":  {newScene(2).has("bob", at{0, 0, 4}).used(at{0, 0, 4}).has("bob", at{0, 1, 8}).wants(3, 1).wants(5, 1).excess("bob", 12), []gpu.PodUID{"bob-1.0"}, false},
+		"a member alone, rather than its group":      {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, false},
+		"a group, of which one alone isn't enough":   {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 2).excess("bob", 16), []gpu.PodUID{"bob-0.0"}, false},
+		"a group isn't evicted beside its member":    {newScene(2).has("bob", at{0, 0, 8}).has("bob", at{0, 0, 8}, at{0, 1, 8}).same(0, 1).wants(8, 1).wants(8, 1).excess("bob", 32), []gpu.PodUID{"bob-0.0"}, false},
+		"the smallest set, though the newest is big": {newScene(1).has("bob", at{0, 0, 3}).has("bob", at{0, 0, 2}).has("bob", at{0, 0, 2}).used(at{0, 0, 1}).wants(4, 1).excess("bob", 4), []gpu.PodUID{"bob-1.0", "bob-2.0"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, ok := Choose(tc.scene.Need, tc.scene.Cluster)
-			if ok == tc.none || !cmp.Equal(tc.want, names(plan.Victims)) || plan.Beyond != tc.beyond {
-				t.Errorf("%v, %v, %d beyond the need; want %v, %d", names(plan.Victims), ok, plan.Beyond, tc.want, tc.beyond)
+			if ok == tc.none || !cmp.Equal(tc.want, names(plan.Victims)) {
+				t.Errorf("%v, %v; want %v", names(plan.Victims), ok, tc.want)
 			}
 			tc.scene.checkRestored(t)
 		})

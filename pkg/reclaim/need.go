@@ -99,8 +99,6 @@ type Plan struct {
 	Victims []Eviction
 	// Served are the units that get room.
 	Served []Served
-	// Beyond is the memory of the victims in excess of what was missing on the cards.
-	Beyond gpu.Memory
 	// Tenants are those of the need.
 	Tenants map[string]Tenant
 }

@@ -163,10 +163,9 @@ func (g *taskGroup) Wait() error {
 // fairObserver counts what fair sharing does.
 type fairObserver struct{ w *world }
 
-func (o fairObserver) PodGranted(time.Duration)   {}
-func (o fairObserver) ChargeExpired()             { o.w.stats.failed["charge expired"]++ }
-func (o fairObserver) ReclaimFailed()             { o.w.stats.failed["reclaim failed"]++ }
-func (o fairObserver) Reclaimed(reasons.Result)   {}
-func (o fairObserver) PodReclaimed(gpu.Memory)    {}
-func (o fairObserver) ReclaimUnneeded(gpu.Memory) {}
-func (o fairObserver) GateOpened(bool)            {}
+func (o fairObserver) PodGranted(time.Duration) {}
+func (o fairObserver) ChargeExpired()           { o.w.stats.failed["charge expired"]++ }
+func (o fairObserver) ReclaimFailed()           { o.w.stats.failed["reclaim failed"]++ }
+func (o fairObserver) Reclaimed(reasons.Result) {}
+func (o fairObserver) PodReclaimed(gpu.Memory)  {}
+func (o fairObserver) GateOpened(bool)          {}

@@ -125,8 +125,7 @@ func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 func readMetrics(ctx context.Context, url string, t *result) error {
 	const fairShare = "gpushare_extender_fair_share_"
 	values, err := framework.Scrape(ctx, url+"/metrics", "process_cpu_seconds_total", "process_resident_memory_bytes", framework.MetricBinds,
-		fairShare+"gate_writes_total", fairShare+"charges_expired_total", fairShare+"reclaims_total", fairShare+"reclaimed_unneeded_units_total",
-		fairShare+"useless_reclaims_total")
+		fairShare+"gate_writes_total", fairShare+"charges_expired_total", fairShare+"reclaims_total", fairShare+"useless_reclaims_total")
 	if err != nil {
 		return err
 	}
@@ -141,7 +140,6 @@ func readMetrics(ctx context.Context, url string, t *result) error {
 	t.gates += int(values[framework.Series(fairShare+"gate_writes_total", "result", "opened")])
 	t.expired += int(values[fairShare+"charges_expired_total"])
 	t.attempts += int(values[framework.Series(fairShare+"reclaims_total", "result", "evicted")])
-	t.unneeded += int(values[fairShare+"reclaimed_unneeded_units_total"])
 	t.useless += int(values[fairShare+"useless_reclaims_total"])
 	return nil
 }

@@ -84,8 +84,8 @@ func measureFairness(ctx context.Context, s *bench) error {
 			k.name, f.mean, f.least, f.adapted, 100*f.used)
 		fmt.Printf("          lowest: %s\n", f.lowest)
 		if site.evicted > 0 {
-			fmt.Printf("          %d pods of %d units evicted by %d attempts, %d units beyond what was missing on the cards; %d pods got no room, %d weren't bound\n",
-				site.evicted, site.evictedUnits, t.attempts, t.unneeded, t.useless, t.expired)
+			fmt.Printf("          %d pods of %d units evicted by %d attempts; %d pods got no room, %d weren't bound\n",
+				site.evicted, site.evictedUnits, t.attempts, t.useless, t.expired)
 		}
 	}
 	return nil

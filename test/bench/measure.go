@@ -45,9 +45,9 @@ type result struct {
 	// gates and expired are the numbers of gates that were opened, and of charges that ended without a bind; only with fair
 	// sharing.
 	gates, expired int
-	// attempts is the number of attempts to evict pods for tenants below their share, unneeded the memory of the evicted pods beyond
-	// what was missing on the cards, and useless the number of pods and groups that got no room although pods were evicted for them.
-	attempts, unneeded, useless int
+	// attempts is the number of attempts to evict pods for tenants below their share, and useless the number of pods and groups that got no
+	// room although pods were evicted for them.
+	attempts, useless int
 	// binds is the number of binds, conflicts the number of those that failed because the card was taken.
 	binds, conflicts int
 }

@@ -85,9 +85,6 @@ func (o *Observer) PodReclaimed(memory gpu.Memory) {
 	o.add("reclaimed memory", int(memory))
 }
 
-// ReclaimUnneeded counts "unneeded memory".
-func (o *Observer) ReclaimUnneeded(memory gpu.Memory) { o.add("unneeded memory", int(memory)) }
-
 // Nominated counts "nomination" and the result.
 func (o *Observer) Nominated(result reasons.Result) { o.add("nomination "+string(result), 1) }
 
