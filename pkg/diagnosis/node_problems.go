@@ -1,8 +1,10 @@
 package diagnosis
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -67,4 +69,17 @@ func offCards(n *ledger.Node) (missing map[int]gpu.Memory, unknown gpu.Memory) {
 		unknown = unknown.Add(rest)
 	}
 	return missing, unknown
+}
+
+// UnitsProblem returns the problem that nodes with cards count GPU memory in different units, by their names for each unit; empty if they don't.
+// Pods request numbers of units, so one that was meant for a node with a large unit gets almost nothing of a node with a small one.
+func UnitsProblem(nodes map[gpu.Unit][]string) string {
+	if len(nodes) < 2 {
+		return ""
+	}
+	var units []string
+	for _, unit := range slices.Sorted(maps.Keys(nodes)) {
+		units = append(units, fmt.Sprintf("%s (%s)", unit, FirstOf(slices.Sorted(slices.Values(nodes[unit])))))
+	}
+	return fmt.Sprintf("nodes have different units of GPU memory, so the same request means different amounts: %s", strings.Join(units, ", "))
 }

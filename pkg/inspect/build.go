@@ -129,6 +129,7 @@ func byName[Object metav1.Object](a, b Object) int {
 // addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound.
 func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 	var cardless []*corev1.Node
+	units := map[gpu.Unit][]string{}
 	existing, l := map[string]bool{}, diagnosis.NewLedger(objects.Nodes, objects.Pods)
 	state := func(name string) *ledger.Node {
 		state, _ := l.Node(name)
@@ -139,9 +140,13 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 		existing[object.Name] = true
 		if node := buildNode(object, bound[object.Name], 0, state(object.Name)); len(node.Cards) > 0 {
 			r.Nodes = append(r.Nodes, node)
+			units[gpu.Unit(node.Unit)] = append(units[gpu.Unit(node.Unit)], node.Name)
 		} else {
 			cardless = append(cardless, object)
 		}
+	}
+	if problem := diagnosis.UnitsProblem(units); problem != "" {
+		r.Problems = append(r.Problems, problem)
 	}
 	objects.addStranded(r.Nodes, l)
 	r.Cluster = sumUp(r.Nodes)

@@ -34,6 +34,8 @@ in-gib  10.0.0.1   0/16384                2048/16384             2048/32768     
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
+
+Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib)
 `},
 		"simulated cards": {simulated, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
@@ -177,6 +179,8 @@ Total :      16276
 
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
+
+Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib)
 `},
 		"wide details have the cards and every status": {failing, writeDetails, format{wide: true}, `
 NAME:       n

@@ -36,7 +36,7 @@ type Shares struct {
 	// Total is the GPU memory of the cluster. It is in units, as all amounts are.
 	Total   int64    `json:"total"`
 	Tenants []Tenant `json:"tenants"`
-	// Problems are what is wrong with namespaces.
+	// Problems are what is wrong with namespaces, tenants and settings, and that nodes have different units.
 	Problems []string `json:"problems"`
 }
 
@@ -78,6 +78,9 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 	page, err := o.drawShares(BuildShares(objects, namespaces, settings, time.Now()))
 	if settings.Off {
 		page.remarks += "Fair sharing is off: these are the shares with --fair-share=dispatch.\n"
+	}
+	if settings.PriorityCutoff <= 0 {
+		page.remarks += fmt.Sprintf("Pods without a priority need no turn: --fair-share-priority-cutoff is %d.\n", settings.PriorityCutoff)
 	}
 	if settings.Unknown {
 		page.remarks += "No pod of the extender is running, so its flags aren't known: these are the shares with the defaults.\n"
@@ -161,12 +164,15 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		}
 	}
 	slices.Sort(out.Problems)
+	label := settings.label()
+	hasLabel := func(object *corev1.Namespace) bool { return metav1.HasLabel(object.ObjectMeta, label) }
+	if label != "" && !slices.ContainsFunc(namespaces, hasLabel) {
+		out.Problems = append(out.Problems, fmt.Sprintf("no namespace has the label %s of --fair-share-by, so all are one tenant", label))
+	}
 	ledger := diagnosis.NewLedger(objects.Nodes, objects.Pods)
-	nodes := eligibility.NewCluster()
-	for _, object := range objects.Nodes {
-		if spec, shares := eligibility.Spec(object, protocol.ParseNode(object)); shares {
-			nodes.SetNode(object, &spec)
-		}
+	nodes, problem := usableNodes(objects.Nodes)
+	if problem != "" {
+		out.Problems = append(out.Problems, problem)
 	}
 	pods := make([]dispatch.Pod, 0, len(objects.Pods))
 	pending := map[gpu.PodUID]*diagnosis.Pod{}
@@ -201,6 +207,10 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			Name: t.Name, Weight: t.Weight, Guaranteed: int64(t.Guaranteed), Share: int64(t.Share), Allocated: int64(t.Allocated),
 			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
 		}
+		if tenant.Guaranteed > out.Total && out.Total > 0 {
+			out.Problems = append(out.Problems, fmt.Sprintf("tenant %s: its guaranteed amount, %d, is more than the cluster has, %d units",
+				reasons.TenantName(t.Name), t.Guaranteed, out.Total))
+		}
 		switch next := pending[t.Next.UID]; {
 		case next == nil:
 		case t.Obstacle == reasons.ObstacleNeverFits: // Of a group, each member may fit alone.
@@ -211,6 +221,21 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		out.Tenants = append(out.Tenants, tenant)
 	}
 	return out
+}
+
+// usableNodes returns the nodes that share their cards, and the problem that they have different units; empty if they don't.
+func usableNodes(objects []*corev1.Node) (*eligibility.Cluster, string) {
+	nodes, units := eligibility.NewCluster(), map[gpu.Unit][]string{}
+	for _, object := range objects {
+		parsed := protocol.ParseNode(object)
+		if spec, shares := eligibility.Spec(object, parsed); shares {
+			nodes.SetNode(object, &spec)
+		}
+		if unit := gpu.UnitOf(parsed.Unit, parsed.Cards); len(parsed.Cards) > 0 {
+			units[unit] = append(units[unit], object.Name)
+		}
+	}
+	return nodes, diagnosis.UnitsProblem(units)
 }
 
 func sharePod(object *corev1.Pod) dispatch.Pod {

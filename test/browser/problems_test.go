@@ -16,6 +16,24 @@ import (
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
+// TestUnits: the page says that nodes have different units.
+func TestUnits(t *testing.T) {
+	s := newSource()
+	card := gpu.Card{Memory: 16, NUMANode: gpu.NoNUMANode}
+	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
+	s.book.SetNode("n2", ledger.NodeSpec{Unit: 1024 * gpu.MiB, Cards: []gpu.Card{card}})
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, 1200, 700)
+	tab.Do(chromedp.Navigate(url))
+	tab.Await("two nodes", `document.getElementById("shown").innerText === "2 nodes"`)
+	if got := tab.Text("#cards-problems"); got != "" {
+		t.Errorf("with one unit the tile says %q", got)
+	}
+	s.change(func() { s.book.SetNode("n2", ledger.NodeSpec{Unit: 256 * gpu.MiB, Cards: []gpu.Card{card}}) })
+	tab.Await("the problem", `document.getElementById("cards-problems").innerText === "nodes have different units"`)
+	tab.WantNoComplaints()
+}
+
 // TestNodeProblems: the page says of each node what kubectl inspect says of it. The number of cards has no card of a node that is gone, and the lists
 // of cards and of pods agree about which cards the node's pods use.
 func TestNodeProblems(t *testing.T) {

@@ -154,11 +154,12 @@ export class Model {
   /** sums returns the cluster's sums in MiB. */
   sums() {
     if (this.summed) return this.summed;
-    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, simulated: 0, ill: 0, over: 0, wrong: 0, reports: [], stranded: 0, pods: 0, largest: 0, where: undefined, unit: undefined };
+    const s = { total: 0, allocated: 0, whole: 0, pieces: 0, out: 0, nodes: 0, cards: 0, simulated: 0, ill: 0, over: 0, wrong: 0, reports: [], stranded: 0, pods: 0, largest: 0, where: undefined, unit: undefined, units: new Set() };
     for (const node of this.nodes.values()) {
       if (node.problems) s.wrong++;
       if (node.cards.some((card) => !card.vanished)) {
         s.nodes++;
+        s.units.add(node.unitMiB);
         if (s.unit === undefined) s.unit = { name: node.unit, mib: node.unitMiB };
         else if (s.unit && s.unit.name !== node.unit) s.unit = null; // Mixed.
       }

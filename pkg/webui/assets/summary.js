@@ -29,6 +29,7 @@ export class Summary {
     if (s.ill) wrong.push(number(s.ill) + " unhealthy");
     if (s.over) wrong.push(number(s.over) + " overfull");
     if (s.wrong) wrong.push(plural(s.wrong, "node has a problem", "nodes have problems"));
+    if (s.units.size > 1) wrong.push("nodes have different units");
     wrong.push(...reported(s.reports));
     setText(byId("cards-problems"), wrong.join(" · "));
     setText(byId("count-pods"), model.known ? number(s.pods) : "");
