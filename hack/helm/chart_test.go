@@ -44,6 +44,7 @@ extender:
   ui: {listenAddress: ":8080"}
   tls: {mode: secret, secretName: tls}
 devicePlugin:
+  hostPID: true
   isolation: mps
   runtimeClassName: nvidia
   config: {default: a, map: {a: {memoryUnit: MiB}}}

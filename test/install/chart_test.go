@@ -135,6 +135,8 @@ func TestWrongValues(t *testing.T) {
 		"a simulated model with a comma":    {simulated + `devicePlugin.simulatedCards.model=A\,B`, `devicePlugin.simulatedCards.model: "A,B" is invalid: a model consists of`},
 		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
 		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
+		"evictions by no measured use":      {"extender.overusePolicy=evict", "extender.overusePolicy: evict needs the use that the device plugin measures, or no pod is ever evicted: set devicePlugin.hostPID=true"},
+		"metrics of no measured use":        {"devicePlugin.usageMetrics=true", "devicePlugin.usageMetrics: the device plugin can't tell which container uses the memory: set devicePlugin.hostPID=true"},
 		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
 		"a reclaim without the right":       {"extender.fairShare.mode=reclaim,extender.allowEvictions=false", "extender.fairShare.mode: reclaim needs the right to evict"},
 		"a reclaim after no duration":       {"extender.fairShare.reclaimAfter=5 min", `extender.fairShare.reclaimAfter: "5 min" is invalid: a duration needs`},

@@ -109,6 +109,12 @@ extender.overusePolicy: evict needs the right to evict: set extender.allowEvicti
 {{- if and (eq $v.extender.overusePolicy "evict") (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.overusePolicy: evict believes an annotation of pods, which without the guard tenants can write: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
+{{- if and (include "gpushare.withExtender" .) (eq $v.extender.overusePolicy "evict") $v.devicePlugin.enabled (not $v.devicePlugin.hostPID) }}
+extender.overusePolicy: evict needs the use that the device plugin measures, or no pod is ever evicted: set devicePlugin.hostPID=true
+{{- end -}}
+{{- if and $v.devicePlugin.usageMetrics (not $v.devicePlugin.hostPID) }}
+devicePlugin.usageMetrics: the device plugin can't tell which container uses the memory: set devicePlugin.hostPID=true
+{{- end -}}
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
 extender.fairShare.mode: fair sharing needs the right to patch pods, which the guard restricts to the scheduling gate: set guard.enabled=true, on Kubernetes 1.30 or later
 {{- end -}}
