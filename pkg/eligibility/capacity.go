@@ -1,7 +1,6 @@
 package eligibility
 
 import (
-	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,15 +15,7 @@ type Capacity struct {
 	amounts *freeAmounts
 	planned func(node string) []gpu.PodUID
 	empty   bool
-
-	// resources are those that the pods so far request and that nodes list. GPU memory is not among them, since the ledger counts it.
-	resources Resources
-	nodes     map[string]*nodeCapacity
-	// latest is the latest pod, and needs are the amounts of resources that it requests. others are what else it requests: each pod of many can
-	// request different resources that no node has.
-	latest *PodUse
-	needs  []int64
-	others []corev1.ResourceName
+	nodes   map[string]*nodeCapacity
 }
 
 // nodeCapacity is the count of one node.
@@ -36,8 +27,8 @@ type nodeCapacity struct {
 	returned []gpu.PodUID
 	// evicted are the bound pods that count as gone.
 	evicted []*PodUse
-	// left is what all pods leave of the resources. It has the resources that were known when it was last computed.
-	left []int64
+	// taken is what pods use, less what evicted used.
+	taken Amounts
 }
 
 // Capacity returns a Capacity that counts the pods on the nodes, and the pending pods that planned returns for each node. planned can be nil.
@@ -46,10 +37,7 @@ func (c *Cluster) Capacity(planned func(node string) []gpu.PodUID, empty bool) *
 	if planned == nil || empty {
 		planned = func(string) []gpu.PodUID { return nil }
 	}
-	return &Capacity{
-		amounts: &c.free, planned: planned, empty: empty,
-		resources: Resources{corev1.ResourcePods}, nodes: map[string]*nodeCapacity{},
-	}
+	return &Capacity{amounts: &c.free, planned: planned, empty: empty, nodes: map[string]*nodeCapacity{}}
 }
 
 // Take implements ledger.Capacity. A pod that isn't pending any more takes nothing.
@@ -67,8 +55,7 @@ func (c *Capacity) Take(name string, uid gpu.PodUID) bool {
 	} else if !c.fits(n, pod) {
 		return false
 	}
-	n.pods = append(n.pods, pod)
-	c.count(n, pod, -1)
+	n.add(pod)
 	return true
 }
 
@@ -82,7 +69,7 @@ func (c *Capacity) Return(name string, uid gpu.PodUID) {
 	if i < 0 {
 		return
 	}
-	c.count(n, n.pods[i], 1)
+	addUse(n.taken, n.pods[i], -1)
 	n.pods = slices.Delete(n.pods, i, i+1)
 	n.returned = append(n.returned, uid)
 }
@@ -94,13 +81,13 @@ func (c *Capacity) Evict(name string, uid gpu.PodUID) {
 		return
 	}
 	if pod := c.amounts.boundTo(name, uid); pod != nil && indexOf(n.evicted, uid) < 0 {
-		c.count(n, pod, 1)
+		addUse(n.taken, pod, -1)
 		n.evicted = append(n.evicted, pod)
 	}
 }
 
 // Restore implements reclaim.Capacity.
-func (c *Capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
+func (c *Capacity) Restore(name string, uid gpu.PodUID) bool {
 	n := c.node(name)
 	if n == nil {
 		return false
@@ -111,88 +98,63 @@ func (c *Capacity) Restore(name string, uid gpu.PodUID) (fits bool) {
 	}
 	pod := n.evicted[i]
 	n.evicted = slices.Delete(n.evicted, i, i+1)
-	c.count(n, pod, -1)
-	fits = true
-	for i := range n.left {
-		fits = fits && (n.left[i] >= 0 || c.resources.Use(i, pod) == 0)
-	}
-	return fits
-}
-
-// count adds what the pod uses to what is left on the node, times sign.
-func (c *Capacity) count(n *nodeCapacity, pod *PodUse, sign int64) {
-	for i := range n.left {
-		n.left[i] += sign * c.resources.Use(i, pod)
-	}
-}
-
-// fits reports whether the node has enough of each resource that the pod requests. It ignores other resources, even if the node's pods use too
-// much of them (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
-func (c *Capacity) fits(n *nodeCapacity, pod *PodUse) bool {
-	c.learn(n, pod)
-	c.update(n)
-	if c.empty && len(c.others) > 0 {
-		return false // The node doesn't have them.
-	}
-	for i, need := range c.needs {
-		left := n.left[i]
-		if !c.empty {
-			for _, other := range n.nominated {
-				if other.CountsFor(pod) && indexOf(n.pods, other.UID) < 0 {
-					left -= c.resources.Use(i, other)
-				}
-			}
-		}
-		if need > 0 && need > left {
+	addUse(n.taken, pod, 1)
+	for name := range pod.uses() {
+		left, listed := c.left(n, name)
+		needed := slices.ContainsFunc(n.pods, func(other *PodUse) bool { return other.Use(name) > 0 })
+		if listed && left < 0 && needed {
 			return false
 		}
 	}
 	return true
 }
 
-// learn computes what the pod needs, and adds its resources to those that are counted if the node lists them.
-func (c *Capacity) learn(n *nodeCapacity, pod *PodUse) {
-	if c.latest != pod {
-		c.latest, c.needs, c.others = pod, c.resources.Uses(pod), nil
-		for name, amount := range pod.Requests {
-			if !slices.Contains(c.resources, name) && amount > 0 {
-				c.others = append(c.others, name)
-			}
-		}
-	}
-	if len(c.others) == 0 {
-		return // Nearly always.
-	}
-	c.others = slices.DeleteFunc(c.others, func(name corev1.ResourceName) bool {
-		_, listed := n.free[name]
-		if listed {
-			c.resources = append(c.resources, name)
-		}
-		return listed
-	})
-	c.needs = c.resources.Uses(pod)
+// add counts a pod that is planned or taken.
+func (n *nodeCapacity) add(pod *PodUse) {
+	addUse(n.taken, pod, 1)
+	n.pods = append(n.pods, pod)
 }
 
-// update computes what is left on the node of the resources that were added since the last call.
-func (c *Capacity) update(n *nodeCapacity) {
-	for i := len(n.left); i < len(c.resources); i++ {
-		free, listed := n.free[c.resources[i]]
+// left returns what all pods leave of a resource; false if the node doesn't list it.
+func (c *Capacity) left(n *nodeCapacity, name corev1.ResourceName) (amount int64, listed bool) {
+	free := n.free
+	if c.empty {
+		free = n.withoutGPU
+	}
+	amount, listed = free[name]
+	return amount - n.taken[name], listed
+}
+
+// fits reports whether the node has enough of each resource that the pod requests. It ignores other resources, even if the node's pods use too
+// much of them (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
+func (c *Capacity) fits(n *nodeCapacity, pod *PodUse) bool {
+	for name, need := range pod.uses() {
+		left, listed := c.left(n, name)
 		switch {
-		case c.empty:
-			free = n.withoutGPU[c.resources[i]]
+		case need == 0:
+		case !listed && c.empty:
+			return false
 		case !listed:
 			// The node doesn't list this resource, but is a candidate node. So kube-scheduler doesn't count the resource: another extender
 			// or a driver provides it. If the node is outside the sample, kube-scheduler may reject it; the scheduling package handles that.
-			free = math.MaxInt64 / 2
+		case need > left-c.nominatedUse(n, pod, name):
+			return false
 		}
-		for _, pod := range n.pods {
-			free -= c.resources.Use(i, pod)
-		}
-		for _, pod := range n.evicted {
-			free += c.resources.Use(i, pod)
-		}
-		n.left = append(n.left, free)
 	}
+	return true
+}
+
+// nominatedUse returns what the pods use of a resource that are nominated to the node, and count there for the pod.
+func (c *Capacity) nominatedUse(n *nodeCapacity, pod *PodUse, name corev1.ResourceName) (sum int64) {
+	if c.empty {
+		return 0
+	}
+	for _, other := range n.nominated {
+		if other.CountsFor(pod) && indexOf(n.pods, other.UID) < 0 {
+			sum += other.Use(name)
+		}
+	}
+	return sum
 }
 
 // node returns the count of the node; nil if there is no such node.
@@ -202,7 +164,10 @@ func (c *Capacity) node(name string) *nodeCapacity {
 		return n
 	}
 	if free, pending := c.amounts.of(name, c.planned(name)); free != nil {
-		n = &nodeCapacity{nodeFree: free, pods: pending}
+		n = &nodeCapacity{nodeFree: free, taken: Amounts{}}
+		for _, pod := range pending {
+			n.add(pod)
+		}
 	}
 	c.nodes[name] = n
 	return n

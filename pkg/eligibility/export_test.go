@@ -2,9 +2,6 @@ package eligibility
 
 import "unique"
 
-// Resources returns the resources that are counted.
-func (c *Capacity) Resources() Resources { return c.resources }
-
 // Names returns the names of the nodes that pods with the constraints can use, in order; not nil.
 func (x *Index) Names(constraints unique.Handle[string]) []string {
 	names, c := []string{}, Parse(constraints)

@@ -127,15 +127,11 @@ func (f *freeAmounts) count(pod *PodUse, sign int64) {
 
 // addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
 func addUse(sums Amounts, pod *PodUse, sign int64) {
-	add := func(name corev1.ResourceName, amount int64) {
+	for name, amount := range pod.uses() {
 		sums[name] += sign * amount
 		if sums[name] == 0 {
 			delete(sums, name)
 		}
-	}
-	add(corev1.ResourcePods, 1)
-	for name, amount := range pod.Requests {
-		add(name, amount)
 	}
 }
 
@@ -256,13 +252,13 @@ func (c *Cluster) Fits(q ledger.ResourceQuery) bool {
 		return need > 0 && need > allocatable-n.used[name]-sumOf(name, others)+sumOf(name, ending)
 	}
 	for _, pod := range pods {
-		for name := range pod.Requests {
+		for name := range pod.uses() {
 			if lacks(name) {
 				return false
 			}
 		}
 	}
-	return !lacks(corev1.ResourcePods)
+	return true
 }
 
 // Part implements ledger.Resources.
@@ -295,11 +291,8 @@ func (f *freeAmounts) allPending(uids []gpu.PodUID) (pending []*PodUse) {
 
 // sumOf returns what the pods use of a resource of their nodes.
 func sumOf(name corev1.ResourceName, pods []*PodUse) (sum int64) {
-	if name == corev1.ResourcePods {
-		return int64(len(pods))
-	}
 	for _, pod := range pods {
-		sum += pod.Requests[name]
+		sum += pod.Use(name)
 	}
 	return sum
 }

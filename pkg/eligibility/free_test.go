@@ -185,7 +185,7 @@ func (r *randomCluster) compareFits(t *testing.T, node string) {
 	use := func(uids []gpu.PodUID, which func(*PodUse) bool, resourceName corev1.ResourceName) (sum int64) {
 		for _, uid := range uids {
 			if p := r.pods[uid]; p != nil && which(p) {
-				sum += Resources{resourceName}.Use(0, p)
+				sum += p.Use(resourceName)
 			}
 		}
 		return sum

@@ -2,6 +2,7 @@ package eligibility
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"unique"
 
@@ -75,52 +76,40 @@ const maxAmount = 1 << 52
 // AmountsOf returns the amounts in the list.
 func AmountsOf(list corev1.ResourceList) Amounts {
 	out := make(Amounts, len(list))
-	for name := range list {
-		out[name] = amountOf(name, list)
+	for name, quantity := range list {
+		switch {
+		case quantity.CmpInt64(maxAmount) >= 0:
+			out[name] = maxAmount
+		case name == corev1.ResourceCPU:
+			out[name] = min(quantity.MilliValue(), maxAmount)
+		default:
+			out[name] = quantity.Value()
+		}
 	}
 	return out
 }
 
-func amountOf(name corev1.ResourceName, list corev1.ResourceList) int64 {
-	quantity := list[name]
-	switch {
-	case quantity.CmpInt64(maxAmount) >= 0:
-		return maxAmount
-	case name == corev1.ResourceCPU:
-		return min(quantity.MilliValue(), maxAmount)
+// uses returns what the pod uses of its node by resource, without GPU memory.
+func (p *PodUse) uses() iter.Seq2[corev1.ResourceName, int64] {
+	return func(yield func(corev1.ResourceName, int64) bool) {
+		if !yield(corev1.ResourcePods, 1) {
+			return
+		}
+		for name, amount := range p.Requests {
+			if !yield(name, amount) {
+				return
+			}
+		}
 	}
-	return quantity.Value()
 }
 
-// Resources are the resources that a decision about nodes counts. The amounts have the same order.
-type Resources []corev1.ResourceName
-
-// Amounts returns the amounts in the list.
-func (r Resources) Amounts(list corev1.ResourceList) []int64 {
-	out := make([]int64, len(r))
-	for i, name := range r {
-		out[i] = amountOf(name, list)
-	}
-	return out
-}
-
-// Uses returns what the pod uses of its node.
-func (r Resources) Uses(pod *PodUse) []int64 {
-	out := make([]int64, len(r))
-	for i := range r {
-		out[i] = r.Use(i, pod)
-	}
-	return out
-}
-
-// Use is Uses for one resource.
-func (r Resources) Use(i int, pod *PodUse) int64 {
-	switch name := r[i]; name {
+// Use returns what the pod uses of a resource of its node.
+func (p *PodUse) Use(name corev1.ResourceName) int64 {
+	switch name {
 	case protocol.ResourceMemory:
-		return int64(min(pod.Request, maxAmount))
+		return int64(min(p.Request, maxAmount))
 	case corev1.ResourcePods:
 		return 1
-	default:
-		return pod.Requests[name]
 	}
+	return p.Requests[name]
 }

@@ -23,7 +23,7 @@ type Survey struct {
 	cache  Cache
 	pod    *clustercache.PodInfo
 	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
-	resources eligibility.Resources
+	resources []corev1.ResourceName
 	request   preemption.Request
 	budgets   budgets
 	now       time.Time
@@ -39,8 +39,17 @@ func NewSurvey(l *ledger.Ledger, cache Cache, preemptor *clustercache.PodInfo, n
 		s.resources = append(s.resources, name)
 	}
 	s.resources = append(s.resources, protocol.ResourceMemory, corev1.ResourcePods)
-	s.request = preemption.Request{Demand: preemptor.Demand(), Resources: s.resources.Uses(&preemptor.PodUse)}
+	s.request = preemption.Request{Demand: preemptor.Demand(), Resources: s.amounts(preemptor.Use)}
 	return s
+}
+
+// amounts returns the amount of each of the resources.
+func (s *Survey) amounts(of func(name corev1.ResourceName) int64) preemption.Amounts {
+	out := make(preemption.Amounts, len(s.resources))
+	for i, name := range s.resources {
+		out[i] = of(name)
+	}
+	return out
 }
 
 // Victims returns the victims on each node, given kube-scheduler's proposals. It omits the nodes that are no candidates, those that keep CPU or
@@ -74,8 +83,9 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 	if !ok {
 		return preemption.Node{}, false // The node was deleted in the meantime.
 	}
+	allocatable := eligibility.AmountsOf(object.Status.Allocatable)
 	node := preemption.Node{
-		Cards: available.Cards, Free: s.resources.Amounts(object.Status.Allocatable), Violations: proposal.Violations,
+		Cards: available.Cards, Violations: proposal.Violations, Free: s.amounts(func(name corev1.ResourceName) int64 { return allocatable[name] }),
 	}
 	pods := s.podsOf(name, node.Free)
 	allocations := map[gpu.PodUID]*ledger.Allocation{}
@@ -109,7 +119,7 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
 	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
 	if pod != nil {
-		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.resources.Uses(&pod.PodUse)
+		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.amounts(pod.Use)
 		out.BudgetsUnknown = out.BudgetsUnknown || pod.TooLarge
 		if allocation != nil {
 			numbers, known := s.budgets.of(pod)
@@ -139,8 +149,8 @@ func (s *Survey) podsOf(name string, free preemption.Amounts) map[gpu.PodUID]*cl
 		if !pod.CountsFor(&s.pod.PodUse) {
 			continue
 		}
-		for i := range s.resources {
-			free[i] -= s.resources.Use(i, &pod.PodUse)
+		for i, name := range s.resources {
+			free[i] -= pod.Use(name)
 		}
 	}
 	return pods
