@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -68,13 +69,9 @@ type status struct {
 	Since int64 `json:"since"`
 }
 
-// delta is a change. Fields without a change are left out.
-type delta struct {
-	// Time is in Unix milliseconds.
-	Time    int64             `json:"time"`
-	Nodes   []json.RawMessage `json:"nodes,omitempty"`
-	Removed []string          `json:"removed,omitempty"`
-	Pending json.RawMessage   `json:"pending,omitempty"`
+// lists are sent whole when they have changed. Fields without a change, or not known yet, are left out.
+type lists struct {
+	Pending json.RawMessage `json:"pending,omitempty"`
 	// Problems are the pods that share nothing by mistake.
 	Problems json.RawMessage `json:"problems,omitempty"`
 	// Reports are the problems of bound pods.
@@ -82,18 +79,23 @@ type delta struct {
 	// Stranded are the nodes with free memory that is of no use.
 	Stranded json.RawMessage `json:"stranded,omitempty"`
 	// Tenants are null if fair sharing is off.
-	Tenants json.RawMessage   `json:"tenants,omitempty"`
-	Groups  []json.RawMessage `json:"groups,omitempty"`
-	// GroupsGone are groups as namespace/name.
-	GroupsGone []string `json:"groupsGone,omitempty"`
-	Sample     *sample  `json:"sample,omitempty"`
-	Status     *status  `json:"status,omitempty"`
+	Tenants json.RawMessage `json:"tenants,omitempty"`
+	// Groups are the runs of all groups.
+	Groups json.RawMessage `json:"groups,omitempty"`
 }
 
-func (d *delta) empty() bool {
-	return d.Status == nil && d.Nodes == nil && d.Removed == nil && d.Pending == nil && d.Problems == nil && d.Reports == nil &&
-		d.Stranded == nil && d.Tenants == nil && d.Groups == nil && d.GroupsGone == nil && d.Sample == nil
+// delta is a change. Fields without a change are left out.
+type delta struct {
+	// Time is in Unix milliseconds.
+	Time    int64             `json:"time"`
+	Nodes   []json.RawMessage `json:"nodes,omitempty"`
+	Removed []string          `json:"removed,omitempty"`
+	lists
+	Sample *sample `json:"sample,omitempty"`
+	Status *status `json:"status,omitempty"`
 }
+
+func (d *delta) empty() bool { return reflect.DeepEqual(*d, delta{Time: d.Time}) }
 
 // whole is the complete state.
 type whole struct {
@@ -101,16 +103,11 @@ type whole struct {
 	Time   int64  `json:"time"`
 	Status status `json:"status"`
 	// Words are the causes of pending pods in words.
-	Words       map[reasons.Reason]string `json:"words"`
-	Nodes       []json.RawMessage         `json:"nodes"`
-	Pending     json.RawMessage           `json:"pending"`
-	Problems    json.RawMessage           `json:"problems"`
-	Reports     json.RawMessage           `json:"reports"`
-	Stranded    json.RawMessage           `json:"stranded"`
-	Tenants     json.RawMessage           `json:"tenants"`
-	Groups      []json.RawMessage         `json:"groups"`
-	SampleEvery int                       `json:"sampleEverySeconds"`
-	Samples     []sample                  `json:"samples"`
+	Words map[reasons.Reason]string `json:"words"`
+	Nodes []json.RawMessage         `json:"nodes"`
+	lists
+	SampleEvery int      `json:"sampleEverySeconds"`
+	Samples     []sample `json:"samples"`
 }
 
 // entry is a node as last encoded.
@@ -134,13 +131,8 @@ type Board struct {
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
-	explained *scheduling.Explanation // The one that is in pending, problems, reports, stranded and tenants; nil if there was no viewer.
-	pending   json.RawMessage
-	problems  json.RawMessage
-	reports   json.RawMessage
-	stranded  json.RawMessage
-	tenants   json.RawMessage
-	groups    map[string][]byte // By namespace/name, as last encoded.
+	explained *scheduling.Explanation // The one that is in lists; nil if there was no viewer.
+	lists     lists
 	history   history
 	status    status
 
@@ -154,9 +146,8 @@ type Board struct {
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
 	b := &Board{
-		Options: o, nodes: map[string]entry{}, groups: map[string][]byte{}, changed: make(chan struct{}), seq: 1,
-		pending: json.RawMessage("[]"), problems: json.RawMessage("[]"), reports: json.RawMessage("[]"), stranded: json.RawMessage("[]"),
-		tenants: json.RawMessage("null"), status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
+		Options: o, nodes: map[string]entry{}, changed: make(chan struct{}), seq: 1,
+		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
 	b.stopping, b.stop = context.WithCancel(context.Background())
 	return b
@@ -280,40 +271,12 @@ func (b *Board) read(d *delta, watched bool) error {
 	}
 	b.explained = explanation
 	defer func() { b.nextExplain = begin.Add(scheduling.ExplainPause(b.Clock.Since(begin))) }()
-	if err := b.readPending(d); err != nil {
-		return err
-	}
-	return b.readGroups(d)
+	return b.readLists(d)
 }
 
-// readPending adds the pending pods, those that share nothing by mistake, the problems of bound pods, the memory that is of no use, and the tenants
-// to the board and to the delta.
-func (b *Board) readPending(d *delta) error {
-	for _, part := range []struct {
-		what         string
-		view         any
-		known, delta *json.RawMessage
-	}{
-		{"the pending pods", viewPending(b.explained), &b.pending, &d.Pending},
-		{"the pods that share nothing", viewProblems(b.explained), &b.problems, &d.Problems},
-		{"the problems of bound pods", viewReports(b.explained), &b.reports, &d.Reports},
-		{"the memory that is of no use", viewStranded(b.explained), &b.stranded, &d.Stranded},
-		{"the tenants", viewTenants(b.explained), &b.tenants, &d.Tenants},
-	} {
-		text, err := json.Marshal(part.view)
-		if err != nil {
-			return fmt.Errorf("encoding %s for the page: %w", part.what, err)
-		}
-		if !bytes.Equal(text, *part.known) {
-			*part.known, *part.delta = text, text
-		}
-	}
-	return nil
-}
-
-// readGroups adds the groups to the board, and their changes to the delta.
-func (b *Board) readGroups(d *delta) error {
-	reports, err := b.Source.Groups()
+// readLists adds the explanation and the groups to the board and to the delta.
+func (b *Board) readLists(d *delta) error {
+	groups, err := b.Source.Groups()
 	reason := ""
 	if err != nil {
 		reason = err.Error()
@@ -323,23 +286,24 @@ func (b *Board) readGroups(d *delta) error {
 		s := b.status
 		d.Status = &s
 	}
-	left := sets.New[string]()
-	for _, group := range viewGroups(reports) {
-		key := group.Namespace + "/" + group.Name
-		left.Insert(key)
-		text, err := json.Marshal(group)
+	for _, list := range []struct {
+		what         string
+		view         any
+		known, delta *json.RawMessage
+	}{
+		{"the pending pods", viewPending(b.explained), &b.lists.Pending, &d.Pending},
+		{"the pods that share nothing", viewProblems(b.explained), &b.lists.Problems, &d.Problems},
+		{"the problems of bound pods", viewReports(b.explained), &b.lists.Reports, &d.Reports},
+		{"the memory that is of no use", viewStranded(b.explained), &b.lists.Stranded, &d.Stranded},
+		{"the tenants", viewTenants(b.explained), &b.lists.Tenants, &d.Tenants},
+		{"the groups", viewRuns(groups), &b.lists.Groups, &d.Groups},
+	} {
+		text, err := json.Marshal(list.view)
 		if err != nil {
-			return fmt.Errorf("encoding group %s for the page: %w", key, err)
+			return fmt.Errorf("encoding %s for the page: %w", list.what, err)
 		}
-		if !bytes.Equal(b.groups[key], text) {
-			b.groups[key] = text
-			d.Groups = append(d.Groups, text)
-		}
-	}
-	for key := range b.groups {
-		if !left.Has(key) {
-			delete(b.groups, key)
-			d.GroupsGone = append(d.GroupsGone, key)
+		if !bytes.Equal(text, *list.known) {
+			*list.known, *list.delta = text, text
 		}
 	}
 	return nil
@@ -387,8 +351,7 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	w := whole{
 		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{},
-		Nodes: make([]json.RawMessage, 0, len(b.nodes)), Groups: make([]json.RawMessage, 0, len(b.groups)),
-		Pending: b.pending, Problems: b.problems, Reports: b.reports, Stranded: b.stranded, Tenants: b.tenants,
+		Nodes: make([]json.RawMessage, 0, len(b.nodes)), lists: b.lists,
 		SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
 	}
 	for _, reason := range reasons.OfPods() {
@@ -396,9 +359,6 @@ func (b *Board) wholeFrame() (*frame, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
 		w.Nodes = append(w.Nodes, b.nodes[name].text)
-	}
-	for _, key := range slices.Sorted(maps.Keys(b.groups)) {
-		w.Groups = append(w.Groups, b.groups[key])
 	}
 	text, err := json.Marshal(w)
 	if err != nil {

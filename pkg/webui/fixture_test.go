@@ -180,7 +180,7 @@ type page struct {
 	Reports  []reportView      `json:"reports"`
 	Stranded []strandedView    `json:"stranded"`
 	Tenants  []tenantView      `json:"tenants"`
-	Groups   []groupView       `json:"groups"`
+	Groups   []runView         `json:"groups"`
 	Words    map[string]string `json:"words"`
 	Samples  []json.RawMessage `json:"samples"`
 }
@@ -269,7 +269,6 @@ func (v *viewer) next() (event, bool) {
 type follower struct {
 	page
 	nodes  map[string]nodeView
-	groups map[string]groupView
 	deltas int
 }
 
@@ -298,10 +297,6 @@ func (f *follower) take(t *testing.T, e event) {
 		for _, n := range f.Nodes {
 			f.nodes[n.Name] = n
 		}
-		f.groups = map[string]groupView{}
-		for _, g := range f.Groups {
-			f.groups[g.Namespace+"/"+g.Name] = g
-		}
 		if f.Seq != e.seq {
 			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
 		}
@@ -312,16 +307,15 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		f.Seq = e.seq
 		var d struct {
-			Nodes      []nodeView
-			Removed    []string
-			Pending    *[]pendingView
-			Problems   *[]problemView
-			Reports    *[]reportView
-			Tenants    *[]tenantView
-			Groups     []groupView
-			GroupsGone []string
-			Sample     json.RawMessage
-			Status     *status
+			Nodes    []nodeView
+			Removed  []string
+			Pending  *[]pendingView
+			Problems *[]problemView
+			Reports  *[]reportView
+			Tenants  *[]tenantView
+			Groups   *[]runView
+			Sample   json.RawMessage
+			Status   *status
 		}
 		check.Must(t, json.Unmarshal([]byte(e.data), &d))
 		for _, name := range d.Removed {
@@ -329,12 +323,6 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		for _, n := range d.Nodes {
 			f.nodes[n.Name] = n
-		}
-		for _, key := range d.GroupsGone {
-			delete(f.groups, key)
-		}
-		for _, g := range d.Groups {
-			f.groups[g.Namespace+"/"+g.Name] = g
 		}
 		if d.Pending != nil {
 			f.Pending = *d.Pending
@@ -347,6 +335,9 @@ func (f *follower) take(t *testing.T, e event) {
 		}
 		if d.Tenants != nil {
 			f.Tenants = *d.Tenants
+		}
+		if d.Groups != nil {
+			f.Groups = *d.Groups
 		}
 		if d.Sample != nil {
 			f.Samples = append(f.Samples, d.Sample)

@@ -126,15 +126,11 @@ type strandedView struct {
 	Text string `json:"text"`
 }
 
-// groupView is the JSON form of a group of pods. Each of its runs has a row on the page.
-type groupView struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
-	Runs      []runView `json:"runs"`
-}
-
+// runView is the JSON form of a run of a group of pods.
 type runView struct {
-	Phase string `json:"phase"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Phase     string `json:"phase"`
 	// Size is how many members must be bound together, 0 if unknown; Counted is how many count towards it.
 	Size    int `json:"size"`
 	Counted int `json:"counted"`
@@ -293,18 +289,13 @@ func viewStranded(e *scheduling.Explanation) []strandedView {
 	return views
 }
 
-// viewGroups returns the groups of the runs, which are ordered by group.
-func viewGroups(reports []gang.Report) []groupView {
-	var views []groupView
+func viewRuns(reports []gang.Report) []runView {
+	views := make([]runView, len(reports))
 	for i, r := range reports {
-		if i == 0 || r.Group.String() != reports[i-1].Group.String() { // A native group and another one of the same name share an entry.
-			views = append(views, groupView{Namespace: r.Group.Namespace, Name: r.Group.Name})
+		views[i] = runView{
+			Namespace: r.Group.Namespace, Name: r.Group.Name, Phase: r.Phase.String(), Size: r.Size, Counted: r.Counted,
+			Bound: r.Bound, Pending: r.Pending, Memory: r.Memory, Reason: protocol.Shorten(reasonOf(&r)), Since: milliseconds(r.Since),
 		}
-		group := &views[len(views)-1]
-		group.Runs = append(group.Runs, runView{
-			Phase: r.Phase.String(), Size: r.Size, Counted: r.Counted, Bound: r.Bound, Pending: r.Pending, Memory: r.Memory,
-			Reason: protocol.Shorten(reasonOf(&r)), Since: milliseconds(r.Since),
-		})
 	}
 	return views
 }

@@ -168,20 +168,21 @@ func TestViewReports(t *testing.T) {
 	check.Equal(t, "the result", want, got)
 }
 
-func TestViewGroups(t *testing.T) {
+func TestViewRuns(t *testing.T) {
 	train := gang.Key{Namespace: "ns", Name: "train"}
 	since := time.UnixMilli(1_800_000_000_000)
-	got := viewGroups([]gang.Report{
+	got := viewRuns([]gang.Report{
 		{Group: gang.Key{Namespace: "ns", Name: "eval"}, Reason: reasons.GroupCardless(2)},
 		{Group: train, Phase: gang.PhaseRunning, Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since},
 		{Group: train, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Problem: "its size is no number", Since: since},
 	})
-	want := []groupView{
-		{Namespace: "ns", Name: "eval", Runs: []runView{{Phase: "incomplete", Reason: "none of its 2 pods asks for cards"}}},
-		{Namespace: "ns", Name: "train", Runs: []runView{
-			{Phase: "running", Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since.UnixMilli()},
-			{Phase: "broken", Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Reason: "invalid group: its size is no number", Since: since.UnixMilli()},
-		}},
+	want := []runView{
+		{Namespace: "ns", Name: "eval", Phase: "incomplete", Reason: "none of its 2 pods asks for cards"},
+		{Namespace: "ns", Name: "train", Phase: "running", Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since.UnixMilli()},
+		{
+			Namespace: "ns", Name: "train", Phase: "broken", Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16,
+			Reason: "invalid group: its size is no number", Since: since.UnixMilli(),
+		},
 	}
 	check.Equal(t, "the result", want, got)
 }

@@ -123,7 +123,7 @@ function list() {
   const n = table.show(model, state);
   if (state.view === "namespaces") return [n, of(n, model.namespaces().length, "namespace", "namespaces")];
   if (state.view === "shares") return [n, of(n, model.tenants.length, "tenant", "tenants")];
-  return [n, state.view === "pods" ? of(n, model.sums().pods, "pod", "pods") : of(n, model.runs().length, "group", "groups")];
+  return [n, state.view === "pods" ? of(n, model.sums().pods, "pod", "pods") : of(n, model.runs.length, "group", "groups")];
 }
 
 /** missing returns the text if there is nothing to list, whatever the filters are. */
@@ -147,7 +147,7 @@ function missing() {
     return model.tenants.length ? undefined : text("No tenants", "No pod of a tenant has or asks for GPU memory.");
   }
   if (model.status.noGroups) return text("No groups to show", model.status.noGroups + ".", "kubectl inspect gpushare --groups shows what the API server knows of them.");
-  return model.groups.size ? undefined : text("No groups", "Pods with the annotation scheduling.k8s.io/group-name are bound all together or not at all, and are listed here.");
+  return model.runs.length ? undefined : text("No groups", "Pods with the annotation scheduling.k8s.io/group-name are bound all together or not at all, and are listed here.");
 }
 
 /** notFound returns the text if nothing matches the filters, with a button that clears them. */

@@ -14,7 +14,7 @@ export class Model {
     this.problems = []; // Pods that share nothing by mistake.
     this.reports = new Map(); // Problems of bound pods, by node.
     this.stranded = new Map(); // Free memory that is of no use, by node.
-    this.groups = new Map();
+    this.runs = []; // Of all groups.
     this.tenants = null; // Null if fair sharing is off.
     this.words = {}; // The causes in words.
     this.samples = [];
@@ -30,27 +30,28 @@ export class Model {
     this.clear();
     this.known = true;
     this.seq = message.seq;
-    this.time = message.time;
-    this.status = message.status;
     this.words = message.words;
-    this.setPending(message.pending);
-    this.problems = message.problems;
-    for (const group of message.groups) this.groups.set(group.namespace + "/" + group.name, group);
-    this.tenants = message.tenants;
     this.samples = message.samples;
     this.sampleEvery = message.sampleEverySeconds;
-    this.reports = byNode(message.reports);
-    this.stranded = new Map(message.stranded.map((stranded) => [stranded.node, stranded]));
-    for (const node of message.nodes) this.setNode(node);
-    this.names = message.nodes.map((node) => node.name);
+    this.apply(message);
   }
 
   /** delta applies a change. */
   delta(seq, message) {
     if (seq !== this.seq + 1) throw new Error("a change was missed");
     this.seq = seq;
+    this.apply(message);
+    if (!message.sample) return;
+    this.samples.push(message.sample);
+    if (this.samples.length > 360) this.samples.shift();
+  }
+
+  /** apply sets what the message has. */
+  apply(message) {
     this.time = message.time;
     this.summed = undefined;
+    if (message.reports) this.setReports(message.reports);
+    if (message.stranded) this.setStranded(message.stranded);
     let named = false;
     for (const name of message.removed ?? []) {
       this.nodes.delete(name);
@@ -64,15 +65,8 @@ export class Model {
     if (message.pending) this.setPending(message.pending);
     if (message.problems) this.problems = message.problems;
     if (message.tenants) this.tenants = message.tenants;
-    if (message.reports) this.setReports(message.reports);
-    if (message.stranded) this.setStranded(message.stranded);
-    for (const key of message.groupsGone ?? []) this.groups.delete(key);
-    for (const group of message.groups ?? []) this.groups.set(group.namespace + "/" + group.name, group);
+    if (message.groups) this.runs = message.groups.map((run) => ({ bound: [], pending: [], reason: "", ...run }));
     if (message.status) this.status = message.status;
-    if (message.sample) {
-      this.samples.push(message.sample);
-      if (this.samples.length > 360) this.samples.shift();
-    }
   }
 
   setPending(pods) {
@@ -139,16 +133,10 @@ export class Model {
     return [...found.values()].map((n) => ({ ...n, pods: Math.round(n.pods), requested: n.allocated + n.waiting }));
   }
 
-  /** runs returns the runs of all groups. */
-  runs() {
-    return [...this.groups.values()].flatMap(({ namespace, name, runs }) =>
-      runs.map((run) => ({ bound: [], pending: [], reason: "", ...run, namespace, name })));
-  }
-
   /** members returns the members of a group as namespace/name. */
   members(group) {
-    const { namespace, runs } = this.groups.get(group) ?? { runs: [] };
-    return new Set(runs.flatMap((run) => [...(run.bound ?? []), ...(run.pending ?? [])]).map((name) => namespace + "/" + name));
+    const runs = this.runs.filter((run) => run.namespace + "/" + run.name === group);
+    return new Set(runs.flatMap((run) => [...run.bound, ...run.pending].map((name) => run.namespace + "/" + name)));
   }
 
   /** sums returns the cluster's sums in MiB. */

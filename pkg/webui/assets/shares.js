@@ -2,7 +2,7 @@
 import { Areas } from "./chart.js";
 import { amount, h, number, setText, svg } from "./dom.js";
 import { matches, terms } from "./model.js";
-import { List } from "./tables.js";
+import { List, amountColumn, showAmounts } from "./tables.js";
 
 const most = 7; // Tenants with an area of their own; style.css has a colour for each.
 
@@ -10,12 +10,12 @@ const most = 7; // Tenants with an area of their own; style.css has a colour for
 const nameOf = (tenant) => tenant || "<none>";
 
 const columns = [
-  { key: "name", title: "Tenant", value: (t) => t.name },
+  { key: "name", title: "Tenant", value: (t) => t.name, cell: (t) => [h("i", { class: t.tone }), nameOf(t.name)] },
   { key: "weight", title: "Weight", class: "right", down: true, value: (t) => t.weight },
-  { key: "guaranteed", title: "Guaranteed", class: "right", down: true, value: (t) => t.guaranteed },
-  { key: "share", title: "Share", class: "right", down: true, value: (t) => t.share },
-  { key: "allocated", title: "Allocated", class: "right", down: true, value: (t) => t.allocated },
-  { key: "waiting", title: "Waiting", class: "right", down: true, value: (t) => t.waiting },
+  amountColumn("guaranteed", "Guaranteed"),
+  amountColumn("share", "Share"),
+  amountColumn("allocated", "Allocated"),
+  amountColumn("waiting", "Waiting"),
   { key: "pods", title: "Pods waiting", class: "right", down: true, value: (t) => t.waitingPods },
   { key: "reason", title: "Its next pod", class: "wide", value: (t) => t.reason },
 ];
@@ -26,14 +26,7 @@ export class Shares extends List {
     const chart = svg("svg", { class: "areas", tabindex: 0, role: "img", preserveAspectRatio: "none" });
     const legend = h("p", { class: "key" });
     root.append(h("section", { class: "history" }, h("h2", {}, "Allocated memory, last hour ", reading), chart, legend));
-    super(root, "Tenants", columns, "name", changed,
-      (t) => [t.tone, t.amounts.join("\n"), JSON.stringify(t)].join("\n"),
-      (t) => h("tr", {},
-        h("td", {}, h("i", { class: t.tone }), nameOf(t.name)),
-        h("td", { class: "right" }, number(t.weight)),
-        ...t.amounts.map((text) => h("td", { class: "right" }, text)),
-        h("td", { class: "right" }, number(t.waitingPods)),
-        h("td", { class: "wide" }, t.reason)));
+    super(root, "Tenants", columns, "name", changed);
     this.legend = legend;
     this.history = new Areas(chart, reading, (s) => this.words(s));
   }
@@ -45,7 +38,7 @@ export class Shares extends List {
     const found = model.tenants.filter((t) => matches((nameOf(t.name) + "\n" + t.reason).toLowerCase(), wanted));
     for (const t of found) {
       t.tone = this.tones.get(t.name) ?? "out";
-      t.amounts = [t.guaranteed, t.share, t.allocated, t.waiting].map((n) => amount(n, this.unit?.name));
+      showAmounts(t, ["guaranteed", "share", "allocated", "waiting"], (n) => amount(n, this.unit?.name));
     }
     return super.show(found, model.time);
   }

@@ -36,6 +36,6 @@ export class Summary {
     setText(byId("count-pending"), !model.known ? "" : number(model.pending.length) + (model.problems.length ? " ⚠" : ""));
     byId("count-pending").classList.toggle("some", model.pending.length + model.problems.length > 0);
     setText(byId("count-shares"), model.tenants ? number(model.tenants.length) : "");
-    setText(byId("count-groups"), model.status.noGroups || !model.known ? "" : number(model.groups.size));
+    setText(byId("count-groups"), model.status.noGroups || !model.known ? "" : number(model.runs.length));
   }
 }

@@ -5,7 +5,9 @@ import { matches, rows, terms } from "./model.js";
 import { tone } from "./cards.js";
 import { VirtualRows } from "./virtual.js";
 
-/** Head is a table with sortable columns. Its order is a column's key, with "-" before it if it is descending. */
+/**
+ * Head is a table with sortable columns. Its order is a column's key, with "-" before it if it is descending. Rows are sorted by a column's value(item).
+ */
 class Head {
   /** changed(order) is called when another order is chosen. */
   constructor(root, label, columns, order, changed) {
@@ -52,23 +54,28 @@ class Head {
 
 const most = 500; // Rows of a List have any height, so longer lists need a search.
 
-/** List is a table whose rows have any height. Unchanged rows stay in place, so that a text selection in them is kept. */
+/**
+ * List is a table whose rows have any height. A column's cell(item) is what a cell has, if that isn't the value. Unchanged rows stay in place, so that a
+ * text selection in them is kept.
+ */
 export class List extends Head {
-  /** row(item) makes a row, which is kept while the item has the same key(item). */
-  constructor(root, label, columns, order, changed, key, row) {
+  constructor(root, label, columns, order, changed) {
     super(root, label, columns, order, changed);
-    Object.assign(this, { keyOf: key, row });
-    this.drawn = new Map(); // The row's element by key.
+    this.drawn = new Map(); // The row's element by the item in JSON.
     this.more = h("td", { colspan: columns.length, class: "dim" });
     this.foot = h("tfoot", { hidden: true }, h("tr", {}, this.more));
     this.body.after(this.foot);
+  }
+
+  row(item) {
+    return h("tr", {}, ...this.columns.map((c) => h("td", { class: c.class, "data-title": c.title }, ...[(c.cell ?? c.value)(item)].flat())));
   }
 
   /** show draws the items, with their ages at the time. */
   show(items, time) {
     const drawn = new Map();
     for (const item of this.sorted(items).slice(0, most)) {
-      const key = this.keyOf(item);
+      const key = JSON.stringify(item);
       const row = this.drawn.get(key) ?? this.row(item);
       const cell = row.querySelector(".age");
       if (cell) setText(cell, item.since ? age(time - item.since) : "–");
@@ -157,12 +164,15 @@ export class Pods extends Head {
 const pendingColumns = [
   { key: "namespace", title: "Namespace", value: (p) => p.namespace },
   { key: "name", title: "Pod", value: (p) => p.name },
-  { key: "owner", title: "Owner", value: (p) => p.owner ?? "" },
-  { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request },
-  { key: "age", title: "Age", class: "right", down: true, value: (p) => -p.created },
-  { key: "ahead", title: "Ahead", class: "right", value: (p) => p.ahead ?? Infinity },
-  { key: "cause", title: "Cause", value: (p) => p.words },
-  { key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide", value: (p) => p.message },
+  { key: "owner", title: "Owner", class: "dim", value: (p) => p.owner ?? "", cell: (p) => p.owner ?? "–" },
+  { key: "request", title: "Requests", class: "right", down: true, value: (p) => p.request, cell: (p) => p.asks },
+  { key: "age", title: "Age", class: "right age", down: true, value: (p) => -p.created, cell: () => "" },
+  { key: "ahead", title: "Ahead", class: "right ahead", value: (p) => p.ahead ?? Infinity, cell: (p) => p.ahead ?? h("span", { class: "none" }, "–") },
+  { key: "cause", title: "Cause", value: (p) => p.words, cell: (p) => chip(p.reason, p.words) },
+  {
+    key: "message", title: "Messages of gpushare and kube-scheduler", class: "wide",
+    value: (p) => p.message, cell: (p) => [p.message, h("small", {}, p.schedulerMessage)],
+  },
 ];
 
 const problemColumns = [
@@ -173,22 +183,10 @@ const problemColumns = [
 
 export class Pending extends List {
   constructor(root, changed) {
-    super(root, "Pending pods", pendingColumns, "-age", changed,
-      (pod) => [pod.namespace, pod.name, pod.owner, pod.asks, pod.ahead, pod.reason, pod.message, pod.schedulerMessage].join("\n"),
-      (pod) => h("tr", {},
-        h("td", {}, pod.namespace),
-        h("td", {}, pod.name),
-        h("td", { class: "dim" }, pod.owner ?? "–"),
-        h("td", { class: "right" }, pod.asks),
-        h("td", { class: "right age" }),
-        h("td", { class: "right ahead" + (pod.ahead === undefined ? " none" : "") }, pod.ahead === undefined ? "–" : number(pod.ahead)),
-        h("td", {}, chip(pod.reason, pod.words)),
-        h("td", { class: "wide" }, pod.message, h("small", {}, pod.schedulerMessage))));
+    super(root, "Pending pods", pendingColumns, "-age", changed);
     this.section = h("section", {}, h("h2", {}, "Request problems: pods that get no GPU memory"));
     root.append(this.section);
-    this.problems = new List(this.section, "Request problems: pods that get no GPU memory", problemColumns, "namespace", changed,
-      (pod) => [pod.namespace, pod.name, pod.problem].join("\n"),
-      (pod) => h("tr", {}, h("td", {}, pod.namespace), h("td", {}, pod.name), h("td", { class: "wide" }, pod.problem)));
+    this.problems = new List(this.section, "Request problems: pods that get no GPU memory", problemColumns, "namespace", changed);
   }
 
   /** sort sets the order of the table that has the column, and the usual order of the other one. */
@@ -213,68 +211,62 @@ export class Pending extends List {
   }
 }
 
+/** amountColumn is a column of amounts, of which item.shown has the texts. */
+export const amountColumn = (key, title) => ({ key, title, class: "right", down: true, value: (item) => item[key], cell: (item) => item.shown[key] });
+
+/** showAmounts sets what amountColumn reads. */
+export function showAmounts(item, keys, format) {
+  item.shown = Object.fromEntries(keys.map((key) => [key, format(item[key])]));
+}
+
 const namespaceColumns = [
-  { key: "namespace", title: "Namespace", value: (n) => n.namespace },
+  {
+    key: "namespace", title: "Namespace", value: (n) => n.namespace,
+    cell: (n) => h("button", { type: "button", class: "link", "data-search": n.namespace + "/" }, n.namespace),
+  },
   { key: "pods", title: "Pods", class: "right", down: true, value: (n) => n.pods },
-  { key: "allocated", title: "Allocated", class: "right", down: true, value: (n) => n.allocated },
+  amountColumn("allocated", "Allocated"),
   { key: "pending", title: "Pending pods", class: "right", down: true, value: (n) => n.pending },
-  { key: "waiting", title: "Pending", class: "right", down: true, value: (n) => n.waiting },
-  { key: "requested", title: "Requested", class: "right", down: true, value: (n) => n.requested },
+  amountColumn("waiting", "Pending"),
+  amountColumn("requested", "Requested"),
 ];
 
 /** Namespaces has the sums of each namespace: what its pods have, what pending ones ask for, and both together. */
 export class Namespaces extends List {
   constructor(root, changed) {
-    super(root, "Namespaces", namespaceColumns, "-allocated", changed, (n) => JSON.stringify([n, this.unit]), (n) => this.cells(n));
-  }
-
-  cells(n) {
-    const find = h("button", { type: "button", class: "link", "data-search": n.namespace + "/" }, n.namespace);
-    const values = [number(n.pods), sum(n.allocated, this.unit), number(n.pending), sum(n.waiting, this.unit), sum(n.requested, this.unit)];
-    return h("tr", {}, h("td", {}, find), ...values.map((text, i) => h("td", { class: "right", "data-title": namespaceColumns[i + 1].title }, text)));
+    super(root, "Namespaces", namespaceColumns, "-allocated", changed);
   }
 
   show(model, { q }) {
-    this.unit = model.sums().unit;
     const passes = filter(model, { q });
-    return super.show(model.namespaces().filter((n) => passes(n, n.namespace.toLowerCase())), model.time);
+    const found = model.namespaces().filter((n) => passes(n, n.namespace.toLowerCase()));
+    for (const n of found) showAmounts(n, ["allocated", "waiting", "requested"], (mib) => sum(mib, model.sums().unit));
+    return super.show(found, model.time);
   }
 }
 
 const groupColumns = [
   { key: "namespace", title: "Namespace", value: (g) => g.namespace },
-  { key: "name", title: "Group", value: (g) => g.name },
-  { key: "phase", title: "Phase", value: (g) => g.phase },
-  { key: "size", title: "Needs", class: "right", down: true, value: (g) => g.size },
+  { key: "name", title: "Group", value: (g) => g.name, cell: (g) => g.name || "no name" },
+  { key: "phase", title: "Phase", value: (g) => g.phase, cell: (g) => chip(g.phase, g.phase) },
+  { key: "size", title: "Needs", class: "right", down: true, value: (g) => g.size, cell: (g) => g.size || "unknown" },
   { key: "counted", title: "Has", class: "right", down: true, value: (g) => g.counted },
-  { key: "bound", title: "Bound", class: "right", down: true, value: (g) => g.bound.length },
-  { key: "pending", title: "Pending", class: "right", down: true, value: (g) => g.pending.length },
-  { key: "memory", title: "Memory", class: "right", down: true, value: (g) => g.memory },
-  { key: "since", title: "Since", class: "right", down: true, value: (g) => -g.since },
+  { key: "bound", title: "Bound", class: "right", down: true, value: (g) => g.bound.length, cell: (g) => members(g, "bound", "pods") },
+  { key: "pending", title: "Pending", class: "right", down: true, value: (g) => g.pending.length, cell: (g) => members(g, "pending", "pending") },
+  { key: "memory", title: "Memory", class: "right", down: true, value: (g) => g.memory, cell: (g) => g.holds },
+  { key: "since", title: "Since", class: "right age", down: true, value: (g) => -g.since, cell: () => "" },
   { key: "reason", title: "Reason", class: "wide", value: (g) => g.reason },
 ];
 
 export class Groups extends List {
   constructor(root, changed) {
-    super(root, "Groups of pods", groupColumns, "namespace", changed,
-      (g) => [g.namespace, g.name, g.phase, g.size, g.counted, g.bound.length, g.pending.length, g.holds, g.reason].join("\n"),
-      (g) => h("tr", {},
-        h("td", {}, g.namespace),
-        h("td", {}, g.name || "no name"),
-        h("td", {}, chip(g.phase, g.phase)),
-        h("td", { class: "right", "data-title": "Needs" }, g.size ? number(g.size) : "unknown"),
-        h("td", { class: "right", "data-title": "Has" }, number(g.counted)),
-        h("td", { class: "right", "data-title": "Bound" }, members(g, "bound", "pods")),
-        h("td", { class: "right", "data-title": "Pending" }, members(g, "pending", "pending")),
-        h("td", { class: "right", "data-title": "Memory" }, g.holds),
-        h("td", { class: "right age" }),
-        h("td", { class: "wide" }, g.reason)));
+    super(root, "Groups of pods", groupColumns, "namespace", changed);
   }
 
   show(model, { q }) {
     const passes = filter(model, { q });
     const unit = model.sums().unit;
-    const found = model.runs().filter((g) => passes(g, searched(g, g.phase, g.reason)));
+    const found = model.runs.filter((g) => passes(g, searched(g, g.phase, g.reason)));
     for (const g of found) g.holds = g.memory ? amount(g.memory, unit?.name) : "–";
     return super.show(found, model.time);
   }
