@@ -112,9 +112,7 @@ func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memor
 			}
 			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse, text, sum)
 		}
-		if before[uid].At != report.At {
-			w.changed(uid)
-		}
+		w.changed(uid) // The annotator writes only what differs.
 	}
 	for uid := range before {
 		if _, still := reports[uid]; !still {

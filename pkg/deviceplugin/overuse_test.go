@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,4 +64,24 @@ func TestOveruse(t *testing.T) {
 	}
 	measure(begin.Add(2*time.Hour), 100)
 	await.True(t, "the annotation to go", func() bool { _, has := b.pod("greedy").Annotations[protocol.AnnotationOveruse]; return !has })
+
+	// It uses a second card that it was not given. Then that card can't be read, and the pod is within its request of the other.
+	both := func(at time.Time, used uint64, cards ...protocol.CardUsage) {
+		p.overuse.Check(protocol.Usage{Time: at, Cards: cards, Containers: []protocol.ContainerUsage{
+			{UID: "uid-greedy", Container: "main", Used: used << 20, Requested: 2 << 30}, {UID: "uid-greedy", Container: "main", Card: 1, Used: 1 << 30}}}, nil)
+	}
+	begin = begin.Add(3 * time.Hour)
+	both(begin, 4096, protocol.CardUsage{}, protocol.CardUsage{Index: 1})
+	both(begin.Add(time.Minute), 4096, protocol.CardUsage{}, protocol.CardUsage{Index: 1})
+	await.True(t, "the annotation with both cards", func() bool {
+		report, err := protocol.ParseOveruse(b.pod("greedy").Annotations[protocol.AnnotationOveruse])
+		return err == nil && report != nil && len(report.Cards) == 2
+	})
+	changed := false
+	p.overuse.changed = func(gpu.PodUID) { changed = true }
+	p.overuse.Check(protocol.Usage{Time: begin.Add(70 * time.Second), Cards: []protocol.CardUsage{{}, {Index: 1, Problem: "Unknown Error"}},
+		Containers: []protocol.ContainerUsage{{UID: "uid-greedy", Container: "main", Used: 1 << 30, Requested: 2 << 30}}}, nil)
+	if text, _, err := p.overuse.Annotation("uid-greedy"); !changed || err != nil || strings.Contains(text, `"0":`) {
+		t.Errorf("after a measurement without its second card the annotation is %s, written: %v, %v", text, changed, err)
+	}
 }

@@ -183,9 +183,9 @@ func (o *Overuse) began(key excess, now time.Time, annotated *protocol.Overuse) 
 	return now
 }
 
-// keepUnread adds what the last measurement has shown of the cards that this one could not read. It may not even list such a card: the
-// driver didn't answer when it was listed. Of a card of which it isn't known whether it is low on free memory, it adds the pods that borrow, as long
-// as their reports count.
+// keepUnread adds what the last measurement has shown of the cards that this one could not read, for pods that are not to be reported for others. It
+// may not even list such a card: the driver didn't answer when it was listed. Of a card of which it isn't known whether it is low on free memory, it
+// adds the pods that borrow, as long as their reports count.
 func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	read := map[int]bool{}
 	for _, card := range report.Cards {
@@ -197,11 +197,15 @@ func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since 
 		}
 	}
 	for uid, last := range o.reports {
+		kept := protocol.Overuse{Since: last.Since, At: last.At, Cards: map[int]protocol.CardOveruse{}}
 		for card, use := range last.Cards {
-			_, known := short[card]
-			if _, above := reports[uid]; !above && (!read[card] || !known && use.ForLowCard() && last.Current(report.Time)) {
-				reports[uid] = last
+			if _, known := short[card]; !read[card] || !known && use.ForLowCard() && last.Current(report.Time) {
+				kept.Cards[card] = use
+				kept.Used, kept.Requested = kept.Used+use.Used, kept.Requested+use.Requested
 			}
+		}
+		if _, above := reports[uid]; !above && len(kept.Cards) > 0 {
+			reports[uid] = kept
 		}
 	}
 }

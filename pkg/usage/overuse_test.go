@@ -95,6 +95,9 @@ func TestOveruse(t *testing.T) {
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), missing(70)}, one(0, 60, 0, 200, 100)},
 		"a failed reading changes no report": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 0, 200, 100)), measured(60, uses("a", "c", 0, 200, 100)), failed(70)}, one(0, 60, 0, 200, 100)},
+		"a failed reading of one of its cards, and it is within its request of the other": {nothing, []protocol.Usage{
+			measured(0, uses("a", "c", 0, 200, 100), uses("a", "c", 1, 200, 100)), measured(60, uses("a", "c", 0, 200, 100), uses("a", "c", 1, 200, 100)),
+			failed(70)}, one(0, 60, 0, 200, 100)},
 		"a failed reading of another card": {nothing, []protocol.Usage{
 			measured(0, uses("a", "c", 1, 200, 100)), measured(60, uses("a", "c", 1, 200, 100)), failed(70)}, reports{}},
 		"a card that it wasn't given": {nothing, []protocol.Usage{measured(0, uses("a", "c", 1, 1, 0)), measured(60, uses("a", "c", 1, 2, 0))}, one(0, 60, 1, 2, 0)},
