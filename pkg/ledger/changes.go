@@ -42,5 +42,5 @@ func (l *Ledger) changed(revision uint64) (out Changes, names []string) {
 func (l *Ledger) markChanged(n *node) {
 	l.revision++
 	n.revision = l.revision
-	n.forgetCosts()
+	n.costs.Store(nil)
 }

@@ -18,11 +18,11 @@ func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int
 	return len(lists)
 }
 
-// ForgetCosts makes the next call of Rank read all of each node.
+// ForgetCosts makes the next call of Rank compute the costs of each node.
 func (l *Ledger) ForgetCosts() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.nodes {
-		n.forgetCosts()
+		n.costs.Store(nil)
 	}
 }

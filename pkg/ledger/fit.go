@@ -18,16 +18,13 @@ import (
 //   - suitability takes the first two and rates the node, for rankings that pods with different CPU requests share. Rank takes the third step
 //     itself, and other rankings leave it to chooseCards.
 //
-// Rank skips all three for a node that is known to fit a plain pod (costRow.plain). Which cards have room is decided in package placement
-// (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
+// Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
 // file.
 
 // asker is a pod without an allocation that asks what nodes have for it: a place is against it if it counts as used for it.
 type asker struct {
 	pod    *gpu.Pod
 	demand gpu.Demand
-	// plain is true if only the free memory of single cards decides whether the pod fits a node.
-	plain bool
 	// own are its awaited reservations, whose memory it sees as free.
 	own ownReservations
 	// unseen is View.Unseen.
@@ -36,9 +33,7 @@ type asker struct {
 
 // asker returns the pod as an asker. The caller holds the lock.
 func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
-	demand := pod.Demand()
-	plain := demand.MemoryOnly() && !demand.SharedMemory && demand.Limits == gpu.Limits{}
-	return asker{pod, demand, plain, l.reservations.of(pod.UID), unseen}
+	return asker{pod, pod.Demand(), l.reservations.of(pod.UID), unseen}
 }
 
 // Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
@@ -126,28 +121,25 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		kind, exact = l.kindOf(&view, &pod)
 	}
 	var later []rankedNode
-	l.each(names, func(i int, n orderedNode) {
-		if suits, known := n.costs.plain(&a, kind); known && exact {
-			visit(i, suits, reasons.Fits)
-			return
-		}
+	for i, name := range names {
 		switch {
-		case allocated && home == names[i]:
+		case allocated && home == name:
 			visit(i, placement.MaxScore, reasons.Fits)
 		case allocated:
 			visit(i, 0, reasons.Elsewhere)
 		default:
-			suits, reason := l.suitability(n.node, &view, &a, kind)
+			n := l.nodes[name]
+			suits, reason := l.suitability(n, &view, &a, kind)
 			if n.hasReserved() {
-				reason = l.reasonBeside(n.node, &a, reason)
+				reason = l.reasonBeside(n, &a, reason)
 			}
 			if exact {
 				visit(i, suits, reason)
 			} else {
-				later = append(later, rankedNode{n.node, suits, reason})
+				later = append(later, rankedNode{n, suits, reason})
 			}
 		}
-	})
+	}
 	l.refine(&view, &a, later)
 	for i := range later {
 		visit(i, later[i].suits, later[i].reason)

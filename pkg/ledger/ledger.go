@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -99,8 +98,7 @@ type Node struct {
 	Allocations []Allocation
 }
 
-// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything except the order
-// of nodes, which has its own lock. mu is held for in-memory work only. The caller's code runs under it only in the visit
+// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The caller's code runs under it only in the visit
 // functions of Check and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
@@ -110,11 +108,6 @@ type Ledger struct {
 
 	mu    sync.RWMutex
 	nodes map[string]*node
-	// unused are nodes for newNode.
-	unused []node
-	// membership is incremented when a node is added or removed, or gets another costRow.
-	membership uint64
-	order      nodeOrder
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
 	nodeOf map[gpu.PodUID]string
 	// leaving are the nodes with pods that are being deleted.
@@ -123,8 +116,6 @@ type Ledger struct {
 	tentative    tentativePlacements
 	// outlook is what Expect has set last; nil if nothing is expected.
 	outlook *placement.Outlook
-	// costRows are for the costs of new nodes.
-	costRows costRows
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
 	// removed a node.
 	revision, forgotten uint64
@@ -511,18 +502,12 @@ func (e *edit) end() []string {
 }
 
 func (l *Ledger) addNode(name string) *node {
-	n := l.newNode()
-	*n = node{
-		// The clone puts the names of one list next to each other in memory, which makes Rank's look-ups faster.
-		name: strings.Clone(name), allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
+	n := &node{
+		name: name, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
 		reserved: l.reservations.elsewhere[name], hasCounted: l.reservations.counted.any(name),
 	}
 	delete(l.reservations.elsewhere, name)
-	if l.outlook != nil {
-		n.costs = l.costRows.next()
-	}
-	l.nodes[n.name] = n
-	l.membership++
+	l.nodes[name] = n
 	return n
 }
 
@@ -531,18 +516,6 @@ func (l *Ledger) removeNode(n *node) {
 		l.reservations.elsewhere[n.name] = n.reserved
 	}
 	delete(l.nodes, n.name)
-	l.membership++
-}
-
-// newNode returns the memory for a node. Nodes that are added one after the other, as those of the first list, lie next to each other: Rank reads
-// them much faster then, because kube-scheduler's order is similar.
-func (l *Ledger) newNode() *node {
-	if len(l.unused) == 0 {
-		l.unused = make([]node, 8) // All stay in memory as long as one does.
-	}
-	n := &l.unused[0]
-	l.unused = l.unused[1:]
-	return n
 }
 
 // allocation returns the pod's allocation, nil if it has none. The caller holds the lock.

@@ -12,16 +12,12 @@ import (
 
 // node is the state of one node, guarded by the ledger's lock.
 type node struct {
-	// The fields that Rank reads for every node and pod, unless costRow is enough, come first, so that they share few cache lines.
-
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known bool
 	// hasCounted is true if Ledger.CountedOn has pods.
 	hasCounted bool
-	// costsKnown is true if the node and the outlook haven't changed since costs were computed.
-	costsKnown atomic.Bool
-	// costs has what the outlook computed for the node; nothing if nothing is expected.
-	costs costRow
+	// costs are what the outlook says of the node; nil if they aren't known, since the node or the outlook has changed.
+	costs atomic.Pointer[placement.Costs]
 	// tentative are the tentative placements that name this node, see AddTentative.
 	tentative []tentativePod
 	// totals are the sums over cards.
@@ -31,8 +27,6 @@ type node struct {
 	reserved []reservedPlace
 	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
 	cards []placement.Card
-	// orderPosition is the node's position in the ledger's order of nodes, guarded by that one's lock.
-	orderPosition int
 	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
 	spec NodeSpec
 	// beside is what is free beside the cards, allBeside what the node has of it, and excluded has the kinds of the outlook that can't use the node.
@@ -80,11 +74,6 @@ func (n *node) shareable() reasons.Reason {
 		return reasons.WholeCards
 	}
 	return reasons.Fits
-}
-
-// isPlain reports whether only the free memory of its cards decides whether a pod fits the node that asks for nothing else.
-func (n *node) isPlain() bool {
-	return n.shareable() == reasons.Fits && !n.hasReserved() && len(n.tentative) == 0 && !n.totals.Limited
 }
 
 // accepts returns Fits if pods with this demand can be placed on the node at all, else the reason why not. n may be nil.

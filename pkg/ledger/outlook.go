@@ -3,7 +3,6 @@ package ledger
 import (
 	"math"
 	"slices"
-	"sync/atomic"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -26,7 +25,7 @@ func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uin
 	n.besideRevision = revision
 	if n.beside != free || n.allBeside != all {
 		n.beside, n.allBeside = free, all
-		n.forgetCosts()
+		n.costs.Store(nil)
 	}
 }
 
@@ -37,7 +36,7 @@ func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uin
 func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
 	states := l.nodeStates()
 	if len(states) == 0 {
-		l.setOutlook(nil, nil, costRows{})
+		l.setOutlook(nil, nil)
 		return
 	}
 	exclude(states, kinds, usable)
@@ -46,16 +45,14 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 		rooms[i] = states[i].NodeRoom
 	}
 	outlook := placement.NewOutlook(kinds, turnover, cardPolicy, rooms)
-	var rows costRows
-	var costs *placement.Costs
 	for i := range states {
-		if i == 0 || !states[i].equal(&states[i-1].NodeRoom) { // Equal are such as the empty nodes of a large group.
-			costs = outlook.Costs(&states[i].NodeRoom)
+		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as the empty nodes of a large group.
+			states[i].costs = states[i-1].costs
+		} else {
+			states[i].costs = outlook.Costs(&states[i].NodeRoom)
 		}
-		states[i].costs = rows.next()
-		states[i].costs.set(costs)
 	}
-	l.setOutlook(outlook, states, rows)
+	l.setOutlook(outlook, states)
 }
 
 // nodeState is what a node's costs depend on, at one moment. The cards are copied.
@@ -66,7 +63,7 @@ type nodeState struct {
 	// NodeRoom's Excluded is for the outlook.
 	placement.NodeRoom
 	outlook *placement.Outlook
-	costs   costRow
+	costs   *placement.Costs
 }
 
 // equal reports whether another node has the same costs.
@@ -110,15 +107,14 @@ func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Hand
 	}
 }
 
-// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile. rows has the rows after those of the states.
-func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows costRows) {
+// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile.
+func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.outlook, l.costRows = outlook, rows
-	l.membership++
+	l.outlook = outlook
 	for _, n := range l.nodes {
-		n.excluded, n.costs = 0, costRow{}
-		n.costsKnown.Store(false)
+		n.excluded = 0
+		n.costs.Store(nil)
 	}
 	for i := range states {
 		state := &states[i]
@@ -126,89 +122,11 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState, rows
 		if n == nil {
 			continue
 		}
-		n.excluded, n.costs = state.Excluded, state.costs
-		n.costsKnown.Store(n.revision == state.revision && n.besideRevision == state.besideRevision)
-		n.setPlainLimit()
-	}
-	for _, n := range l.nodes {
-		if n.costs == (costRow{}) { // The node shares no cards, or is new.
-			n.costs = l.costRows.next()
+		n.excluded = state.Excluded
+		if n.revision == state.revision && n.besideRevision == state.besideRevision {
+			n.costs.Store(state.costs)
 		}
 	}
-}
-
-// rowsPerBlock is how many nodes have their costs in one costBlock.
-const rowsPerBlock = 64
-
-// costBlock has how well some nodes suit a pod of each kind by its cost, as the bits of floating-point numbers. Those of one kind follow each
-// other in memory, because Rank reads them for all nodes.
-type costBlock struct {
-	suits [placement.MaxKinds][rowsPerBlock]atomic.Uint64
-	// plainLimits are for pods for which only the memory of one card counts: one that asks for less than the limit fits the node, nothing is reserved
-	// there, and the node's costs are known. 0 if that isn't so for any pod.
-	plainLimits [rowsPerBlock]atomic.Int64
-}
-
-// costRow is where a node's costs are.
-type costRow struct {
-	block *costBlock
-	row   int
-}
-
-func (r costRow) set(costs *placement.Costs) {
-	for kind, cost := range costs {
-		suits := placement.Suitability(cost)
-		if cost != placement.NotFitting {
-			suits = placement.SuitsByCost(cost)
-		}
-		r.block.suits[kind][r.row].Store(math.Float64bits(float64(suits)))
-	}
-}
-
-// of returns how well the node suits a pod of that kind; placement.NotFitting if it has no room for one.
-func (r costRow) of(kind int) placement.Suitability {
-	return placement.Suitability(math.Float64frombits(r.block.suits[kind][r.row].Load()))
-}
-
-// plain returns how well the node suits a plain pod, if the node has room for it and that is known without reading the node.
-func (r costRow) plain(a *asker, kind int) (suits placement.Suitability, known bool) {
-	if kind == noKind || !a.plain || r.block == nil || int64(a.demand.Memory) >= r.block.plainLimits[r.row].Load() {
-		return 0, false
-	}
-	suits = r.of(kind)
-	return suits, suits != placement.NotFitting
-}
-
-// setPlainLimit sets the plainLimit after a change of what it depends on.
-func (n *node) setPlainLimit() {
-	if n.costs.block == nil {
-		return
-	}
-	limit := int64(0)
-	if n.costsKnown.Load() && n.isPlain() {
-		limit = int64(n.totals.MostFree) + 1
-	}
-	n.costs.block.plainLimits[n.costs.row].Store(limit)
-}
-
-// forgetCosts records that the costs aren't known any more.
-func (n *node) forgetCosts() {
-	n.costsKnown.Store(false)
-	n.setPlainLimit()
-}
-
-// costRows has unused rows. The ledger's lock guards it.
-type costRows struct {
-	block *costBlock
-	used  int
-}
-
-func (r *costRows) next() costRow {
-	if r.block == nil || r.used == rowsPerBlock {
-		r.block, r.used = new(costBlock), 0
-	}
-	r.used++
-	return costRow{r.block, r.used - 1}
 }
 
 // noKind is the kind of a pod if the view isn't by cost, or nothing is expected yet.
@@ -271,13 +189,13 @@ func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 // suitabilityByCost returns how well the node suits a pod of that kind, for which it has room. The costs are computed if the node or the outlook has
 // changed since the last call. The caller holds the lock, at least for reading.
 func (l *Ledger) suitabilityByCost(n *node, kind int) placement.Suitability {
-	if !n.costsKnown.Load() {
-		n.costs.set(l.outlook.Costs(n.nodeRoom(n.cards))) // Another reader can set the same costs at the same time.
-		n.costsKnown.Store(true)
-		n.setPlainLimit()
+	costs := n.costs.Load()
+	if costs == nil {
+		costs = l.outlook.Costs(n.nodeRoom(n.cards))
+		n.costs.Store(costs) // Another reader can store the same costs at the same time.
 	}
-	if suits := n.costs.of(kind); suits != placement.NotFitting {
-		return suits
+	if cost := costs[kind]; cost != placement.NotFitting {
+		return placement.SuitsByCost(cost)
 	}
 	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(n.cards), kind)) // The pod asks for a little less than its kind.
 }

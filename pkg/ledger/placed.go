@@ -158,7 +158,6 @@ func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool)
 func (l *Ledger) setPlanned(name string, planned bool) {
 	if n := l.nodes[name]; n != nil {
 		n.hasCounted = planned
-		n.setPlainLimit()
 	}
 }
 

@@ -125,14 +125,13 @@ func (r *rankings) of(request *Request) *ranking {
 
 // each calls visit with each node that the request fits.
 func (r *ranking) each(visit func(ranked)) {
-	r.ledger.each(r.like.Nodes, func(i int, n orderedNode) {
-		if n.node == nil {
-			return
+	for i, name := range r.like.Nodes {
+		if n := r.ledger.nodes[name]; n != nil {
+			if candidate, fits := r.rated(n, i); fits {
+				visit(candidate)
+			}
 		}
-		if candidate, fits := r.rated(n.node, i); fits {
-			visit(candidate)
-		}
-	})
+	}
 }
 
 // rated returns the node, which is at this position in the list, and whether the request fits it.
@@ -233,7 +232,9 @@ func (r *ranking) position(n *node) (int, bool) {
 	positions := r.positions[list]
 	if positions == nil {
 		positions = make(map[*node]int, len(r.like.Nodes))
-		r.ledger.each(r.like.Nodes, func(i int, n orderedNode) { positions[n.node] = i })
+		for i, name := range r.like.Nodes {
+			positions[r.ledger.nodes[name]] = i
+		}
 		if r.positions == nil {
 			r.positions = map[listKey]map[*node]int{}
 		}

@@ -45,7 +45,6 @@ func (l *Ledger) AddTentative(pod gpu.Pod, names []string, at time.Time) {
 	for _, name := range names {
 		if n := l.nodes[name]; n != nil {
 			n.tentative = append(n.tentative, tentativePod{pod, at})
-			n.setPlainLimit()
 			made.nodes = append(made.nodes, n)
 		}
 	}
@@ -64,7 +63,6 @@ func (p *tentativePlacements) endIf(which func(tentativePlacement) bool) {
 		}
 		for _, n := range made.nodes {
 			n.tentative = slices.DeleteFunc(n.tentative, func(p tentativePod) bool { return p.UID == made.pod.UID })
-			n.setPlainLimit()
 		}
 		return true
 	})

@@ -11,9 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// TestRankFromRows changes nodes of many sorts at random. What Rank reads from the rows of costs is what it reads from the nodes, and what Check
-// reads.
-func TestRankFromRows(t *testing.T) {
+// TestRankKeptCosts changes nodes of many sorts at random. Rank returns the same with the costs that are kept as with new ones, and the reasons of Check.
+func TestRankKeptCosts(t *testing.T) {
 	odd := spec(16, 16)
 	odd.Support = placement.Support{Cores: reasons.OldForCores, SeveralCards: reasons.OldForCards, SharedMemory: reasons.NoOwnSharedMemory}
 	specs := []ledger.NodeSpec{
