@@ -97,9 +97,7 @@ func BenchmarkRank(b *testing.B) {
 		defer reportCPU(b)()
 		for i := 0; b.Loop(); i++ {
 			best := placement.Best{K: 1}
-			view := tentative
-			view.Best = &best
-			l.Rank(view, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason reasons.Reason) {
+			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason reasons.Reason) {
 				if reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})
 				}
@@ -118,10 +116,9 @@ func BenchmarkRankSample(b *testing.B) {
 			for at := range other {
 				other[at]++
 			}
-			best, view, from := placement.Best{K: 1}, tentative, i%10*sample
-			view.Best = &best
+			best, from := placement.Best{K: 1}, i%10*sample
 			start := cpuTime()
-			l.Rank(view, pod("asking", 1500), names[from:from+sample], func(i int, suits placement.Suitability, reason reasons.Reason) {
+			l.Rank(tentative, pod("asking", 1500), names[from:from+sample], func(i int, suits placement.Suitability, reason reasons.Reason) {
 				if reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})
 				}
@@ -159,7 +156,7 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 				}
 			}
 			best := placement.Best{K: 1}
-			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, Best: &best, TentativeAt: at}
+			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, TentativeAt: at}
 			l.Rank(view, pods[i%len(pods)], names, func(i int, suits placement.Suitability, reason reasons.Reason) {
 				if reason == reasons.Fits {
 					best.Add(placement.Candidate{Node: i, Suits: suits})

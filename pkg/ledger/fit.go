@@ -105,9 +105,6 @@ type View struct {
 	TentativeAt time.Time
 	// Unseen are the IDs of items of the queue whose awaited reservations don't count: those that come after the pod.
 	Unseen map[string]bool
-	// Best is an optimization for callers of Rank that need only the best nodes and add each node that fits to Best. For a node that can't be
-	// among the best, Rank then returns a suitability that is too high, but not above Best.Floor.
-	Best *placement.Best
 }
 
 // Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
@@ -172,39 +169,24 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return 0, reason
 	}
-	if len(n.reserved) == 0 && len(n.tentative) == 0 {
-		return l.suitabilityUnreserved(n, view, &a.demand, kind)
+	beside := len(n.reserved) > 0 || len(n.tentative) > 0
+	cards, totals := n.cards, &n.totals
+	if beside {
+		cards = l.cardsInView(n, view, a)
+		sum := placement.Sum(cards)
+		totals = &sum
 	}
-	cards := l.cardsInView(n, view, a)
-	totals := placement.Sum(cards)
 	if kind == noKind {
-		return placement.Suit(&view.Card, &view.Node, cards, &totals, &a.demand)
+		return placement.Suit(&view.Card, &view.Node, cards, totals, &a.demand)
 	}
-	reason := totals.Fit(cards, &a.demand)
-	if reason != reasons.Fits {
+	switch reason := totals.Fit(cards, &a.demand); {
+	case reason != reasons.Fits:
 		return 0, reason
+	case beside:
+		return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
+	default:
+		return l.suitabilityByCost(n, kind), reason
 	}
-	return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
-}
-
-// suitabilityUnreserved is suitability for a node without reservations and tentative placements. It usually avoids reading the cards, which would
-// cost more than the rest of the function.
-func (l *Ledger) suitabilityUnreserved(n *node, view *View, demand *gpu.Demand, kind int) (placement.Suitability, reasons.Reason) {
-	floor := view.Best.Floor()
-	bounded := floor >= 0 && demand.Cards == 1 && demand.Cores == 0
-	if kind == noKind && !bounded {
-		return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
-	}
-	if reason := n.totals.Fit(n.cards, demand); reason != reasons.Fits {
-		return 0, reason
-	}
-	if kind != noKind {
-		return l.suitabilityByCost(n, kind), reasons.Fits
-	}
-	if limit := placement.Limit(&view.Node, &n.totals, demand); limit <= floor {
-		return limit, reasons.Fits
-	}
-	return placement.Suit(&view.Card, &view.Node, n.cards, &n.totals, demand)
 }
 
 // cardsInView is cardsFor in a view: tentative placements can count too.

@@ -174,7 +174,7 @@ func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 			continue
 		}
 		// Of many nodes that are equal, such as empty ones, the first is enough.
-		if len(ranked) <= maxRefined || r.suits > best.Floor() && !seen[r.suits] {
+		if len(ranked) <= maxRefined || !seen[r.suits] {
 			seen[r.suits] = true
 			best.Add(placement.Candidate{Node: i, Suits: r.suits})
 		}

@@ -70,12 +70,6 @@ func Release(cards []Card, where gpu.Placement) {
 	}
 }
 
-// alike reports whether the cards are equal but for their indexes and links.
-func (c *Card) alike(o *Card) bool {
-	return c.Memory == o.Memory && c.Used == o.Used && c.UsedCores == o.UsedCores && c.Containers == o.Containers &&
-		c.MaxContainers == o.MaxContainers && c.Unhealthy == o.Unhealthy && c.NearAdapter == o.NearAdapter
-}
-
 // Empty returns the card with nothing used.
 func (c Card) Empty() Card {
 	c.Used, c.UsedCores, c.Containers = 0, 0, 0

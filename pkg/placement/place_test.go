@@ -193,33 +193,6 @@ func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suita
 	return Suit(&cardPolicy, &nodePolicy, cards, &totals, &demand)
 }
 
-// The suitability of a node whose cards are alike is that of any other node with the same cards, and Limit is never below it.
-func TestSuitAlike(t *testing.T) {
-	random := rand.New(rand.NewPCG(7, 8))
-	for range 2000 {
-		one := Card{
-			Memory: 16, Used: gpu.Memory(random.IntN(18)), UsedCores: gpu.Cores(random.IntN(3) * 40), Unhealthy: random.IntN(5) == 0,
-			Containers: int32(random.IntN(3)), MaxContainers: int32(random.IntN(3)),
-		}
-		cards := slices.Repeat([]Card{one}, 1+random.IntN(4))
-		if random.IntN(2) == 0 {
-			cards[random.IntN(len(cards))].Used++
-		}
-		for i := range cards {
-			cards[i].Index = i
-		}
-		demand, policy, totals := units(gpu.Memory(1+random.IntN(17))), policies[random.IntN(len(policies))], Sum(cards)
-		suits, reason := Suit(&policy, &policy, cards, &totals, &demand)
-		if limit := Limit(&policy, &totals, &demand); reason == reasons.Fits && suits > limit {
-			t.Errorf("%+v: suitability %v, above the limit %v", cards, suits, limit)
-		}
-		totals.Alike = false
-		if want, wantReason := Suit(&policy, &policy, cards, &totals, &demand); suits != want || reason != wantReason {
-			t.Errorf("%+v, %+v: %v, %v, want %v, %v", cards, demand, suits, reason, want, wantReason)
-		}
-	}
-}
-
 // units returns the demand of a pod that asks for memory of one card.
 func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory, Containers: 1} }
 

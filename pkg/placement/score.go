@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -31,10 +30,6 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 			return 0, reason
 		}
 	}
-	if memoryOnly && totals.Alike { // Without a look at the cards, such as those of an empty node.
-		onCard := usedWith(demand, totals.Largest, totals.MostFree, totals.FreeCores/gpu.Cores(totals.Cards), 1)
-		return suitability(nodePolicy.rate(onCard), nodePolicy, totals, demand), reasons.Fits
-	}
 	var buffer [usualCards]pick
 	picks := cardPolicy.choose(cards, demand, buffer[:0])
 	if len(picks) < demand.Cards {
@@ -46,7 +41,9 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 		c := &cards[p.position]
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
-	suits := suitability(nodePolicy.rate(usedWith(demand, memory, free, cores, demand.Cards)), nodePolicy, totals, demand)
+	onCards := usedWith(demand, memory, free, cores, demand.Cards)
+	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
+	suits := Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode))
 	if far(cards, picks, demand) {
 		suits = max(suits-1, 0)
 	}
@@ -56,17 +53,6 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 // far reports whether one of the cards isn't near an adapter, although the demand prefers it.
 func far(cards []Card, picks []pick, demand *gpu.Demand) bool {
 	return demand.RDMA == gpu.RDMAPreferred && slices.ContainsFunc(picks, func(p pick) bool { return !cards[p.position].NearAdapter })
-}
-
-// Limit returns a suitability that Suit doesn't exceed for a demand that fits. It depends on the totals only: it is
-// the suitability of a node with these totals if the chosen cards get the best rate.
-func Limit(nodePolicy *Policy, totals *Totals, demand *gpu.Demand) Suitability {
-	return suitability(1, nodePolicy, totals, demand)
-}
-
-func suitability(rateOfCards float64, nodePolicy *Policy, totals *Totals, demand *gpu.Demand) Suitability {
-	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
-	return Suitability(8*rateOfCards + 2*nodePolicy.rate(onNode))
 }
 
 // usedWith returns the fraction of n cards with this memory, of which that much is free, that is used after a placement, in the
@@ -129,14 +115,6 @@ func (b *Best) Add(c Candidate) {
 	if len(b.kept)/2 >= b.K {
 		b.sift()
 	}
-}
-
-// Floor returns the suitability above which a candidate that is added next would be kept; less than any if any would be. b may be nil.
-func (b *Best) Floor() Suitability {
-	if b == nil || !b.sifted {
-		return Suitability(math.Inf(-1))
-	}
-	return b.kept[b.K-1].Suits
 }
 
 // sift sorts kept and truncates it to K.

@@ -10,8 +10,8 @@ import (
 type Totals struct {
 	// The fields that are read for every node and pod come first.
 
-	// Limited is true if some card has a limit of containers, Alike if all cards are equal but for their indexes and links.
-	Limited, Alike bool
+	// Limited is true if some card has a limit of containers.
+	Limited bool
 	// MostFree is the free memory of the healthy card that has the most.
 	MostFree gpu.Memory
 	// Largest is the memory of the largest card, and LargestHealthy that of the largest healthy one.
@@ -27,7 +27,7 @@ type Totals struct {
 
 // Sum returns the totals of the cards.
 func Sum(cards []Card) Totals {
-	t := Totals{Cards: len(cards), Alike: true}
+	t := Totals{Cards: len(cards)}
 	var used, usedHealthy gpu.Cores
 	healthy := 0
 	for i := range cards {
@@ -35,7 +35,6 @@ func Sum(cards []Card) Totals {
 		free, cores := c.Free(), min(c.UsedCores, gpu.CardCores)
 		t.Memory, t.Free = t.Memory.Add(c.Memory), t.Free.Add(free)
 		t.Limited = t.Limited || c.MaxContainers != 0
-		t.Alike = t.Alike && c.alike(&cards[0])
 		t.Largest = max(t.Largest, c.Memory)
 		used += cores
 		if c.Unhealthy {

@@ -158,11 +158,11 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)
 	if every {
 		result.Passed = make([]placement.Candidate, 0, len(nodes))
-		result.Reasons = s.rank(pod, nodes, now, nil, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
+		result.Reasons = s.rank(pod, nodes, now, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
 		return result, s.count(result.Reasons)
 	}
 	best := placement.Best{K: s.FilterBest}
-	result.Reasons = s.rank(pod, nodes, now, &best, best.Add)
+	result.Reasons = s.rank(pod, nodes, now, best.Add)
 	result.Passed = best.Candidates()
 	fitting = s.count(result.Reasons)
 	if fitting > 0 {
@@ -174,8 +174,8 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 }
 
 // rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
-// node. best is nil unless fits adds the nodes to it. Tentative placements of other pods count as allocated, see addTentative.
-func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *placement.Best, fits func(placement.Candidate)) []reasons.Reason {
+// node. Tentative placements of other pods count as allocated, see addTentative.
+func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(placement.Candidate)) []reasons.Reason {
 	results, none := make([]reasons.Reason, len(nodes)), true
 	visit := func(i int, suits placement.Suitability, reason reasons.Reason) {
 		results[i] = reason
@@ -185,7 +185,6 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, best *place
 		}
 	}
 	view := s.view()
-	view.Best = best
 	if s.FilterBest > 0 {
 		view.TentativeAt = now
 	}

@@ -19,7 +19,7 @@ func (s *Scheduler) Prioritize(object *corev1.Pod, nodes []string) ([]int64, err
 	}
 	now := s.Clock.Now()
 	var fitting []placement.Candidate
-	s.rank(pod, nodes, now, nil, func(c placement.Candidate) { fitting = append(fitting, c) })
+	s.rank(pod, nodes, now, func(c placement.Candidate) { fitting = append(fitting, c) })
 	s.NodePolicy.Scale(fitting)
 	var best placement.Best
 	if s.FilterBest > 0 {
