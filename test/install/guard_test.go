@@ -21,8 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // testGuard tries to forge annotations by every request that can change a pod. plugin is the device plugin's pod.
@@ -818,6 +821,49 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 			if all := strings.Join(got.texts, "; "); !strings.HasSuffix(all, test.want) || (all == "") != (test.want == "") {
 				t.Errorf("warned %q, want %q", all, test.want)
 			}
+		})
+	}
+}
+
+// TestRuntimeClassWarning: where NVIDIA's runtime isn't the nodes' default, a user is warned of a template that doesn't name it: its containers would
+// start, and find no card.
+func TestRuntimeClassWarning(t *testing.T) {
+	t.Parallel()
+	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
+	h := newHelm(t, c.KubeconfigPath)
+	var got warnings
+	config := rest.CopyConfig(c.Config)
+	config.WarningHandler = &got
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	warned := func(class *string, request int64) string {
+		t.Helper()
+		got.texts = nil
+		pod := gpuPod("x", "none", request)
+		pod.Spec.RestartPolicy, pod.Spec.RuntimeClassName = corev1.RestartPolicyNever, class
+		job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: pod.Spec}}}
+		_, err := client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), job, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		must(t, err)
+		return strings.Join(got.texts, "; ")
+	}
+	const want = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
+	h.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=devicePlugin.runtimeClassName=nvidia")
+	framework.Eventually(t, "the policy warns", func(context.Context) error {
+		if all := warned(nil, 1); !strings.HasSuffix(all, want) {
+			return fmt.Errorf("warned %q", all)
+		}
+		return nil
+	})
+	if all := warned(ptr.To("nvidia"), 1); all != "" {
+		t.Errorf("with the class: warned %q", all)
+	}
+	for _, values := range []string{"devicePlugin.runtimeClassName=", "devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri"} {
+		h.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set="+values)
+		framework.Eventually(t, "the policy doesn't warn with "+values, func(context.Context) error {
+			if all := warned(nil, 1); all != "" {
+				return fmt.Errorf("warned %q", all)
+			}
+			return nil
 		})
 	}
 }
