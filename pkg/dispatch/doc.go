@@ -25,11 +25,9 @@
 //  2. The caller passes Search.Need (search.go, candidates.go) to eviction.Reclaimer.Reclaim.
 //  3. It reads the cluster, and reclaim.Choose makes a plan: places for units, and victims.
 //  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each unit: the ledger reserves its places.
-//  5. eviction.Executor evicts the victims as long as Justified returns their unit.
+//  5. eviction.Executor evicts the victims.
 //  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
 //  7. Each round grants the units whose places are free now (grantHeld). Tick ends the holds that don't help any more (updateHolds).
-//
-// Resume (attempt.go) begins at step 4, with the plan of a former leader.
 //
 // The memory of a pod that ended is kept for its tenant's next pod for a while (kept.go). Units that lack only memory are items of package queue
 // (waiting.go).

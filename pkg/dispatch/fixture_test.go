@@ -74,7 +74,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 		},
 		Nodes:    nodesOf(func(unique.Handle[string]) []string { return nodes }),
 		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
-		Exempt: exempt, Patience: patience, EvictionsFull: func() bool { return false },
+		Exempt: exempt, Patience: patience, MayEvict: func() bool { return true },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}
 	if change != nil {
@@ -297,7 +297,7 @@ func (f *fixture) admitted() (names []string) {
 	return names
 }
 
-// roundLasts is when refused evictions are given up.
+// roundLasts is for how long places are held.
 const roundLasts = 10 * time.Minute
 
 // reclaimFor does what the caller of a Manager does: it makes a plan, has its places held, and evicts. Evicted pods stay until finish

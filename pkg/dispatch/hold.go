@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -15,8 +14,8 @@ import (
 // hold keeps the places of a unit until its victims are gone.
 type hold struct {
 	reclaimKind
-	// item identifies the unit.
-	item ledger.Item
+	// item is the ID of the unit.
+	item string
 	// attempt is the number of the attempt that made the hold.
 	attempt uint64
 	state   holdState
@@ -27,14 +26,6 @@ type hold struct {
 	// memory is what the places have together. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its
 	// share and is held for its earlier pods.
 	memory gpu.Memory
-	// victims are the pods that are to be evicted for the unit. attemptEvicts is true if its attempt evicts any pods, or a former leader has evicted
-	// some.
-	victims       []gpu.PodUID
-	attemptEvicts bool
-	// mayExceed is true if its tenant had nothing when the hold began, so that the unit may be larger than the share.
-	mayExceed bool
-	// justified is true if the shares still justify the hold, see checkShares.
-	justified bool
 }
 
 // holdState is how far a hold is.
@@ -43,10 +34,9 @@ type hold struct {
 //	making    → waiting  Reclaimed: victims were evicted
 //	waiting   → freed    no victim has memory any more
 //	any       → none     the unit is granted, or doesn't wait any more; the time is over; nothing was evicted; the term ends
-//	                     no pod had to be evicted, and the unit doesn't fit into its tenant's share any more
 //
 // What the victims have freed is the unit's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
-// used or a third tenant has a pod, and pods would be evicted for the unit again after it. No further pod is evicted during that moment.
+// used or a third tenant has a pod, and pods would be evicted for the unit again after it.
 type holdState int
 
 const (
@@ -68,11 +58,7 @@ func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
 func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	search := m.search(attempt, m.takeStandings(), now)
-	if a := m.reclaims.attempt; a != nil && a.number == attempt {
-		search.remain = a.resumed
-	}
-	return search
+	return m.search(attempt, m.takeStandings(), now)
 }
 
 // addHolds holds the places of a plan if its victims are evictable and its units still wait.
@@ -98,16 +84,9 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 		}
 	}
 	for _, h := range holds {
-		h.attempt, h.attemptEvicts, h.justified = a.number, len(plan.Victims) > 0 || a.resumed != nil, true
-		for _, v := range plan.Victims {
-			for _, pod := range v.Pods {
-				if v.For.Item == h.item.ID {
-					h.victims = append(h.victims, pod.UID)
-				}
-			}
-		}
-		m.reclaims.holds[h.item.ID] = h
-		m.Ledger.Hold(h.item.ID, h.reservation)
+		h.attempt = a.number
+		m.reclaims.holds[h.item] = h
+		m.Ledger.Hold(h.item, h.reservation)
 		m.queue.Charge(h.tenant, h.memory)
 	}
 	return true
@@ -116,11 +95,16 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 // newHolds returns the holds for the units of a plan. wrong is the first unit that no longer waits with the same pods and requests; nil if there is
 // none.
 func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wrong *reclaim.Served) {
-	eligible := unitsOf(m.starving(search.standings, search.now))
+	eligible := map[*unit]bool{}
+	for _, s := range m.starving(search.standings, search.now) {
+		for _, u := range s.units {
+			eligible[u] = true
+		}
+	}
 	for i := range plan.Served {
 		s := &plan.Served[i]
 		h := &hold{
-			reclaimKind: reclaimKind{tenant: s.Tenant}, item: ledger.Item{ID: s.Item},
+			reclaimKind: reclaimKind{tenant: s.Tenant}, item: s.Item,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
@@ -128,11 +112,10 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
-		first, may := eligible[u]
-		if u == nil || !may || m.hasHold(u) || !m.unchanged(s) {
+		if u == nil || !eligible[u] || m.hasHold(u) || !m.unchanged(s) {
 			return nil, s
 		}
-		h.reclaimKind, h.item, h.mayExceed = u.reclaimKind(), u.item.Item, first
+		h.reclaimKind = u.reclaimKind()
 		holds = append(holds, h)
 	}
 	return holds, nil
@@ -175,7 +158,7 @@ func (m *Manager) unchanged(s *reclaim.Served) bool {
 
 // unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
 func (m *Manager) unitOf(h *hold) *unit {
-	u := m.units[h.item.ID]
+	u := m.units[h.item]
 	other := func(place ledger.Place) bool {
 		p := m.pods[place.Pod.UID]
 		return p == nil || p.unit != u
@@ -233,56 +216,14 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// checkShares finds out whether the shares still justify each hold: its tenant is below its share, and has no more than that with the unit,
-// unless this is its first; and the tenants of the victims that still run have their shares without them. A hold counts for the later ones: those
-// of later attempts, and of one attempt those of items behind.
-func (m *Manager) checkShares(s *standings, now time.Time) {
-	if len(m.reclaims.holds) == 0 {
-		return
-	}
-	holds := slices.SortedFunc(maps.Values(m.reclaims.holds), func(a, b *hold) int {
-		return cmp.Or(cmp.Compare(a.attempt, b.attempt), a.item.Compare(&b.item))
-	})
-	running := map[gpu.PodUID]bool{}
-	for _, h := range holds {
-		for _, uid := range h.victims {
-			running[uid] = m.runs(uid) && !m.pods[uid].LeavesSoon()
-		}
-	}
-	search := m.search(0, s, now)
-	search.remain = running
-	excess := search.excess()
-	has, lost := map[string]gpu.Memory{}, map[string]gpu.Memory{}
-	for _, h := range holds {
-		of, others := excess[h.tenant], has[h.tenant].Add(excess[h.tenant].Allocated)
-		h.justified = others < of.Share && (h.mayExceed || others == 0 || others.Add(h.memory) <= of.Share) // As in addStarving.
-		has[h.tenant] = has[h.tenant].Add(h.memory)
-		with := maps.Clone(lost)
-		for _, uid := range h.victims {
-			if running[uid] {
-				p := m.pods[uid]
-				with[p.countedFor] = with[p.countedFor].Add(p.counted)
-				h.justified = h.justified && with[p.countedFor] <= excess[p.countedFor].Excess
-			}
-		}
-		if h.justified {
-			lost = with
-		}
-	}
-}
-
 // updateHolds notes which holds have no running victims any more. It ends the holds for units that don't wait any more, whose victims don't end in
-// time, or that still had no room some time after the victims had ended. If no pod had to be evicted, it ends those for units that don't fit into
-// their tenants' shares any more.
+// time, or that still had no room some time after the victims had ended.
 func (m *Manager) updateHolds(now time.Time) {
 	m.endHolds(func(h *hold) bool {
 		if h.state == making {
 			return false
 		}
 		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
-			return true
-		}
-		if !h.attemptEvicts && !h.justified {
 			return true
 		}
 		if h.state == waiting && !slices.ContainsFunc(h.reservation.Victims, m.runs) {

@@ -38,10 +38,10 @@ type Options struct {
 	// ReclaimAfter is how long a tenant must be below its share before pods of tenants above theirs are evicted for it; 0 means never.
 	// Pods that have run for less than MinRuntime are not evicted.
 	ReclaimAfter, MinRuntime time.Duration
-	// EvictionsFull reports whether no further evictions can begin now, and Evicting whether a pod is about to be evicted: then it counts as being
+	// MayEvict reports whether evictions can begin now, and Evicting whether a pod is about to be evicted: then it counts as being
 	// deleted. They must not wait for a call of the Manager.
-	EvictionsFull func() bool
-	Evicting      func(gpu.PodUID) bool
+	MayEvict func() bool
+	Evicting func(gpu.PodUID) bool
 	// Failures has the failures of all items, with those of package gang and of pods that need no turn.
 	Failures *queue.Failures
 	// Observer receives what metrics count. It is called with the Manager's lock held and must not block.

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -19,7 +18,6 @@ const (
 )
 
 // reclaims is the state of reclaiming, guarded by the Manager's lock. At most one attempt is planned at a time, while the victims of others end.
-// A new leader gets the former leader's attempts by Resume.
 type reclaims struct {
 	checked time.Time
 	// since is when this process began to lead.
@@ -37,8 +35,6 @@ type reclaims struct {
 	attempt  *attempt
 	// holds are by the IDs of their units.
 	holds map[string]*hold
-	// resumed is when Resume last made a search for each round, by the first of its pods that wait: a round that can't be resumed delays no other.
-	resumed map[gpu.PodUID]time.Time
 }
 
 // newReclaims returns the state of a new leader. attempts is how many this process has made before: a late result of one of these
@@ -46,7 +42,7 @@ type reclaims struct {
 func newReclaims(attempts uint64) reclaims {
 	return reclaims{
 		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, wastes: queue.Pauses[string]{},
-		holds: map[string]*hold{}, resumed: map[gpu.PodUID]time.Time{},
+		holds: map[string]*hold{},
 	}
 }
 
@@ -64,9 +60,8 @@ func (m *Manager) useStandings(s *standings, now time.Time) {
 	}
 	starving := m.starving(s, now)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, now)
-	m.checkShares(s, now)
 	m.updateHolds(now)
-	if m.reclaims.attempt == nil && !m.EvictionsFull() {
+	if m.reclaims.attempt == nil && m.MayEvict() {
 		m.beginAttempt(s, starving, now)
 	}
 }

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
-	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 const after, minRuntime = 5 * time.Minute, 10 * time.Minute
@@ -99,140 +97,16 @@ func TestReclaim(t *testing.T) {
 	want(t, "reclaims without success", 0, f.failed)
 }
 
-// The leader changes while a plan is made, or between the evictions of a plan. The next leader goes on with what the former one has begun, as long
-// as that is right.
+// The leader changes while a plan is made: only the next one evicts pods.
 func TestReclaimLeaderChanges(t *testing.T) {
-	for name, tc := range map[string]struct {
-		meanwhile func(f *fixture)
-		resumed   bool
-		admitted  []string
-	}{
-		"the unit still waits":     {func(*fixture) {}, true, []string{"alice/large"}},
-		"the unit waits no more":   {func(f *fixture) { f.delete("alice/large") }, false, []string{"bob/small"}},
-		"its tenant has its share": {func(f *fixture) { f.SetNamespace("bob", guarantees(4)) }, false, []string{"bob/small"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newReclaimFixture(t, 4)
-			f.pod("alice/large", 2)
-			f.pod("bob/small", 1)
-			f.meanwhile = func() { f.StopLeading(); f.StartLeading() }
-			f.run(after + 2*time.Second)
-			want(t, "evicted by a leader that isn't one any more", []string(nil), f.evicted)
-			f.meanwhile = nil
-			f.run(after)
-			want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
-			f.invisible("bob/2") // The former leader dies before this eviction, and the next one is to make it.
-			f.StopLeading()
-			f.StartLeading()
-			tc.meanwhile(f)
-			f.run(2 * time.Second)
-			victims := []EvictedFor{{[]gpu.PodUID{"bob/3"}, "alice/large"}, {[]gpu.PodUID{"bob/2"}, "alice/large"}}
-			attempt, resumed := f.Resume([]HeldPlace{{"alice/large", "n0", []int{0}}}, victims, f.now)
-			want(t, "resumed", tc.resumed, resumed)
-			if resumed {
-				f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
-				f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
-			}
-			clear(f.evicting)
-			f.delete("bob/3")
-			f.run(time.Second)
-			if resumed {
-				want(t, "what the first victim has freed is held", []string(nil), f.admitted())
-				f.delete("bob/2")
-				f.run(time.Second)
-			}
-			want(t, "admitted", tc.admitted, f.admitted())
-			want(t, "the places are held while pods wait", map[gpu.PodUID]bool{}, f.Justified(attempt))
-			want(t, "evictions", 2, len(f.evicted))
-		})
-	}
-}
-
-// Nothing is resumed before a round has shown what the units lack.
-func TestReclaimResumesAfterRound(t *testing.T) {
 	f := newReclaimFixture(t, 4)
 	f.pod("alice/large", 2)
-	f.StopLeading()
-	f.StartLeading()
-	if _, resumed := f.Resume([]HeldPlace{{"alice/large", "n0", []int{0}}}, []EvictedFor{{[]gpu.PodUID{"bob/3"}, "alice/large"}}, f.now); resumed {
-		t.Error("resumed at once")
-	}
-}
-
-// A former leader's round that can't be resumed delays no other round, and isn't tried all the time.
-func TestReclaimResumesSeveral(t *testing.T) {
-	f := newReclaimFixture(t, 4, 4)
-	f.pod("alice/0", 2)
-	f.pod("alice/1", 2)
-	f.StopLeading()
-	f.StartLeading()
-	f.tick(time.Second)
-	resume := func(pod gpu.PodUID, node string, victim gpu.PodUID) bool {
-		attempt, resumed := f.Resume([]HeldPlace{{pod, node, []int{0}}}, []EvictedFor{{[]gpu.PodUID{victim}, pod}}, f.now)
-		if resumed {
-			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
-		}
-		return resumed
-	}
-	want(t, "for a pod that is gone", false, resume("alice/gone", "n0", "bob/1"))
-	want(t, "a node that doesn't exist", false, resume("alice/0", "n9", "bob/2"))
-	want(t, "the next round", true, resume("alice/1", "n1", "bob/7"))
-	searches := f.reclaims.attempts
-	resume("alice/0", "n9", "bob/2")
-	want(t, "searches at the same time", searches, f.reclaims.attempts)
-	f.now = f.now.Add(reclaimInterval)
-	resume("alice/0", "n9", "bob/2")
-	want(t, "searches later", searches+1, f.reclaims.attempts)
-}
-
-// A former leader's round is for two pods. Each victim counts for its own one only.
-func TestReclaimResumesRoundOfSeveral(t *testing.T) {
-	for name, tc := range map[string]struct {
-		before, later func(f *fixture)
-		holds         map[gpu.PodUID]bool
-	}{
-		"both wait": {func(*fixture) {}, func(*fixture) {}, map[gpu.PodUID]bool{"alice/1": true, "alice/2": true}},
-		"the shares justify the first only": {func(*fixture) {}, func(f *fixture) { f.SetNamespace("bob", guarantees(5)) },
-			map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}},
-		"the first is gone before":  {func(f *fixture) { f.delete("alice/1") }, func(*fixture) {}, map[gpu.PodUID]bool{"alice/2": true}},
-		"the second is gone before": {func(f *fixture) { f.delete("alice/2") }, func(*fixture) {}, map[gpu.PodUID]bool{"alice/1": true}},
-		"the first is gone later":   {func(*fixture) {}, func(f *fixture) { f.delete("alice/1") }, map[gpu.PodUID]bool{"alice/2": true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newReclaimFixture(t, 4, 4)
-			var places []HeldPlace
-			var victims []EvictedFor
-			f.planned = func(plan reclaim.Plan) {
-				for _, s := range plan.Served {
-					places = append(places, HeldPlace{s.Pods[0].UID, s.Places[0].Node, s.Places[0].On.Cards()})
-				}
-				for _, v := range plan.Victims {
-					victims = append(victims, EvictedFor{[]gpu.PodUID{v.Pods[0].UID}, v.For.Pods[0].UID})
-				}
-			}
-			f.pod("alice/1", 2)
-			f.pod("alice/2", 2, age(1))
-			f.run(after + 2*time.Second)
-			want(t, "evicted for both", []string{"bob/7", "bob/6", "bob/5", "bob/4"}, f.evicted)
-			f.invisible(f.evicted...)
-			f.StopLeading()
-			f.StartLeading()
-			f.run(minRuntime)
-			tc.before(f)
-			f.run(time.Second)
-			attempt, resumed := f.Resume(places, victims, f.now)
-			want(t, "resumed", true, resumed)
-			f.Reclaimed(attempt, f.now.Add(roundLasts), f.now)
-			tc.later(f)
-			for _, v := range victims {
-				if _, waits := f.Justified(attempt)[v.For]; !waits { // As the Executor does it.
-					delete(f.evicting, v.Pods[0])
-				}
-			}
-			f.run(time.Second)
-			want(t, "that evictions go on for", tc.holds, f.Justified(attempt))
-		})
-	}
+	f.meanwhile = func() { f.StopLeading(); f.StartLeading() }
+	f.run(after + 2*time.Second)
+	want(t, "evicted by a leader that isn't one any more", []string(nil), f.evicted)
+	f.meanwhile = nil
+	f.run(after)
+	want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
 }
 
 // While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.
@@ -334,31 +208,6 @@ func TestReclaimHold(t *testing.T) {
 		"its namespace is exempt":                 {func(f *fixture) { f.SetNamespace("alice", Namespace{Tenant: "alice", Exempt: true}) }, []string{"alice/1", "bob/small"}, 2, 0},
 		"the victims stay for long, and end then": {func(f *fixture) { f.run(roundLasts + 2*after) }, []string{"alice/1"}, 2, 1},
 		"an eviction has no effect":               {func(f *fixture) { f.pod("bob/3", 0, func(p *Pod) { p.Leaving = false }); f.run(roundLasts) }, []string{"bob/small"}, 2, 1},
-		"a victim is refused, and the share is smaller for some time": {func(f *fixture) {
-			f.refused(true)
-			f.SetNamespace("bob", guarantees(4))
-			f.run(10 * time.Second)
-			f.refused(false)
-			f.SetNamespace("bob", guarantees(0))
-			f.run(time.Second)
-			f.refused(true)
-			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
-		}, []string{"alice/1"}, 2, 0},
-		"a victim is refused, and a third tenant is guaranteed the memory": {func(f *fixture) {
-			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.Terms{Weight: 1, Guaranteed: 4}})
-			f.pod("carol/1", 4)
-			f.refused(true)
-			f.run(2 * time.Second)
-			f.refused(false)
-			f.delete("carol/1")
-			f.pod("bob/2", 0, func(p *Pod) { p.Leaving = true })
-		}, []string{"alice/1"}, 2, 0},
-		"a victim is refused, and its tenant has only its share": {func(f *fixture) {
-			f.refused(true)
-			f.delete("bob/0")
-			f.run(time.Second)
-			f.refused(false)
-		}, []string{"alice/1"}, 2, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newReclaimFixture(t, 4)
@@ -376,73 +225,7 @@ func TestReclaimHold(t *testing.T) {
 	}
 }
 
-// refused makes the eviction of bob/2 refused. It checks that the Executor may try it again.
-func (f *fixture) refused(evicts bool) {
-	f.t.Helper()
-	f.invisible("bob/2")
-	want(f.t, "the places are held, and the other victim may be evicted", map[gpu.PodUID]bool{"alice/1": evicts}, f.Justified(f.reclaims.attempts))
-}
-
-// A tenant that has nothing gets a first pod that is larger than its share. That stays so if it gets a small pod meanwhile.
-func TestReclaimHoldOfFirst(t *testing.T) {
-	for name, small := range map[string]gpu.Memory{"the tenant is below its share": 1, "it has its share": 4} {
-		t.Run(name, func(t *testing.T) {
-			f := newReclaimFixture(t, 12)
-			f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
-			f.pod("alice/first", 5) // The share of each is 4.
-			f.pod("carol/1", 4)
-			f.run(after + 2*time.Second)
-			want(t, "evicted", []string{"bob/11", "bob/10", "bob/9", "bob/8", "bob/7"}, f.evicted)
-			f.invisible("bob/7")
-			f.pod("alice/small", small, on("n0"))
-			f.run(time.Second)
-			want(t, "the last victim may be evicted", map[gpu.PodUID]bool{"alice/first": small < 4}, f.Justified(f.reclaims.attempts))
-		})
-	}
-}
-
-// The share of a tenant gets smaller: the evictions go on for the first of two pods, whether they are of one attempt or of two.
-func TestReclaimHoldsOfOneTenant(t *testing.T) {
-	for name, between := range map[string]time.Duration{"at the same time": 0, "one after the other": 10 * time.Second} {
-		t.Run(name, func(t *testing.T) {
-			f := newReclaimFixture(t, 4, 4)
-			f.pod("alice/1", 2)
-			f.run(between)
-			f.pod("alice/2", 2, age(1))
-			f.run(after + 10*time.Second)
-			want(t, "evicted", 4, len(f.evicted))
-			f.invisible(f.evicted...)
-			f.SetNamespace("bob", guarantees(5))
-			f.run(time.Second)
-			holds := f.Justified(1)
-			maps.Copy(holds, f.Justified(f.reclaims.attempts))
-			want(t, "that evictions go on for", map[gpu.PodUID]bool{"alice/1": true, "alice/2": false}, holds)
-		})
-	}
-}
-
-// The share of the victims' tenant gets larger, but not so large that nothing more could be evicted.
-func TestReclaimHoldsOfTwoTenants(t *testing.T) {
-	f := newReclaimFixture(t, 4, 4, 4)
-	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
-	f.pod("alice/1", 4)
-	f.run(10 * time.Second)
-	f.pod("carol/1", 4)
-	f.run(after + 10*time.Second)
-	want(t, "evicted", 8, len(f.evicted))
-	want(t, "attempts", uint64(2), f.reclaims.attempts)
-	f.invisible(f.evicted...)
-	f.ledger.SetNode("small", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 2}}})
-	for tenant, guaranteed := range map[string]gpu.Memory{"alice": 4, "bob": 6, "carol": 4} {
-		f.SetNamespace(tenant, Namespace{Tenant: tenant, Terms: fairshare.Terms{Weight: 1, Guaranteed: guaranteed}})
-	}
-	f.NodesChanged()
-	f.run(time.Second)
-	want(t, "for alice", map[gpu.PodUID]bool{"alice/1": true}, f.Justified(1))
-	want(t, "for carol", map[gpu.PodUID]bool{"carol/1": false}, f.Justified(2))
-}
-
-// What is being deleted already is enough. Nothing was evicted, so nothing is lost if the places aren't held any more.
+// What is being deleted already is enough. The places are held until that has ended.
 func TestReclaimHoldWithoutEvictions(t *testing.T) {
 	f := newReclaimFixture(t, 4)
 	for _, name := range []string{"bob/2", "bob/3"} {
@@ -450,10 +233,11 @@ func TestReclaimHoldWithoutEvictions(t *testing.T) {
 	}
 	f.pod("alice/1", 2)
 	f.run(after + 2*time.Second)
-	want(t, "the places are held", 1, len(f.Justified(f.reclaims.attempts)))
-	f.SetNamespace("bob", guarantees(4))
+	want(t, "holds", 1, len(f.reclaims.holds))
+	f.delete("bob/2", "bob/3")
 	f.run(2 * time.Second)
-	want(t, "the places are held without a share", map[gpu.PodUID]bool{}, f.Justified(f.reclaims.attempts))
+	want(t, "admitted", []string{"alice/1"}, f.admitted())
+	want(t, "holds in the end", 0, len(f.reclaims.holds))
 	want(t, "evicted", []string(nil), f.evicted)
 }
 
@@ -466,7 +250,7 @@ func TestReclaimOfPodsThatLinger(t *testing.T) {
 	f.pod("alice/1", 2)
 	f.run(after + 2*time.Second)
 	want(t, "evicted", []string{"bob/3", "bob/2"}, f.evicted)
-	want(t, "the victims are awaited", map[gpu.PodUID]bool{"alice/1": true}, f.Justified(f.reclaims.attempts))
+	want(t, "holds", 1, len(f.reclaims.holds))
 	f.run(time.Minute)
 	want(t, "evicted in the end", 2, len(f.evicted))
 }

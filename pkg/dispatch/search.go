@@ -21,8 +21,6 @@ type Search struct {
 	groups      Groups
 	// evicting is Options.Evicting.
 	evicting func(gpu.PodUID) bool
-	// remain are pods that count as running although they are about to be evicted.
-	remain map[gpu.PodUID]bool
 	// since is when this process began to lead.
 	since, now     time.Time
 	minRuntime     time.Duration
@@ -53,5 +51,5 @@ func (s *Search) Need() reclaim.Need {
 
 // leaves reports whether the pod leaves soon, because it is being deleted or is about to be.
 func (s *Search) leaves(p *allocatedPod) bool {
-	return p.LeavesSoon() || s.evicting(p.UID) && !s.remain[p.UID]
+	return p.LeavesSoon() || s.evicting(p.UID)
 }

@@ -89,14 +89,3 @@ func (m *Manager) reclaimable(u *unit, now time.Time) bool {
 	failures, latest := m.Failures.Of(u.profile())
 	return failures == 0 || now.Sub(latest) >= m.ReclaimAfter<<min(failures, maxDelays)
 }
-
-// unitsOf returns the tenants' units, and whether each is the first of a tenant that has nothing.
-func unitsOf(starving []starvingTenant) map[*unit]bool {
-	out := map[*unit]bool{}
-	for _, s := range starving {
-		for i, u := range s.units {
-			out[u] = i == 0 && s.has == 0
-		}
-	}
-	return out
-}

@@ -48,8 +48,7 @@ const (
 
 // Defragmenter frees cards for pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards have, mostly
 // none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the victims are those
-// of preemption, but no disruption budget is violated. The Executor evicts them, and the next leader continues with its rounds. Preemptors keeps the
-// place of the pod.
+// of preemption, but no disruption budget is violated. The Executor evicts them. Preemptors keeps the place of the pod.
 //
 // Rejected and Forget are safe for concurrent use, and do nothing if it is nil; mu guards the fields below it.
 type Defragmenter struct {
@@ -135,7 +134,6 @@ func (d *Defragmenter) Tick(ctx context.Context) {
 		defer d.mu.Unlock()
 		clear(d.blocked)
 	case d.Cache.Ready() == nil:
-		d.adopt()
 		d.step(ctx)
 	}
 }
@@ -147,7 +145,7 @@ func (d *Defragmenter) step(ctx context.Context) {
 	}
 	tries := 0
 	for _, b := range d.due() {
-		if tries == maxTries || d.executor.Full() {
+		if tries == maxTries || !d.executor.Ready() {
 			return
 		}
 		pod, needed := d.needed(b)
@@ -207,28 +205,24 @@ func (d *Defragmenter) begin(ctx context.Context, plan plan) (done bool) {
 	if !added {
 		return false // Filter has found a node meanwhile, or kube-scheduler evicts pods for it.
 	}
-	if len(plan.evictions.Victims) == 0 {
+	if len(plan.evictions) == 0 {
 		return true // All victims are terminating already.
 	}
 	begun, err := d.evict(ctx, plan)
+	d.preemptors.evicted(pod.UID, begun)
 	d.Observer.Evicted(resultOf(err))
 	if err != nil {
-		what := "Not all victims evicted for a pod that only fragmentation keeps pending, trying again until the round ends"
-		if !begun {
-			what = "No victim evicted for a pod that only fragmentation keeps pending, trying again after a pause"
-			d.preemptors.cancel(pod.UID)
-		}
-		logger.Error(err, what, "result", resultOf(err))
+		logger.Error(err, "Not all victims evicted for a pod that only fragmentation keeps pending, trying again after a pause", "result", resultOf(err))
 		return begun || !answered(err)
 	}
-	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evictions.Victims))
+	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evictions))
 	lacking := "no card has"
 	if len(plan.where) > 1 {
 		lacking = "too few cards have"
 	}
 	d.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
 		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s",
-		len(plan.evictions.Victims), plan.where, plan.node, lacking)
+		len(plan.evictions), plan.where, plan.node, lacking)
 	return true
 }
 
@@ -237,31 +231,9 @@ func (d *Defragmenter) evict(ctx context.Context, plan plan) (begun bool, err er
 	if _, err := d.readUnbound(ctx, plan.pod); err != nil {
 		return false, err
 	}
-	if err := d.executor.Check(ctx, plan.evictions.Victims); err != nil {
+	if err := d.executor.Check(ctx, plan.evictions); err != nil {
 		return false, err
 	}
-	_, until, err := d.executor.Evict(ctx, plan.evictions, d.preemptors.wantedFor(plan.pod.UID))
+	_, until, err := d.executor.Evict(ctx, plan.evictions)
 	return !until.IsZero(), err
-}
-
-// adopt continues the rounds of a former leader whose pods are still pending, and whose victims still have a lower priority.
-func (d *Defragmenter) adopt() {
-	for _, inherited := range d.executor.Inherited(ByPriority) {
-		w := inherited.For[0]
-		info, known := d.Cache.Pod(w.Namespace, w.Name)
-		p := preemptor{node: w.Node, own: true}
-		lower := known
-		for _, v := range inherited.Victims {
-			for _, pod := range v.Pods {
-				_, allocation, held := d.Ledger.Lookup(pod.UID)
-				lower = lower && (!held || allocation.Priority < info.Priority)
-				p.victims = append(p.victims, pod.UID)
-			}
-		}
-		if known && info.UID == w.UID && info.Pending != nil && lower {
-			p.pod, p.nominated = info.Pod, info.NominatedNode
-			d.preemptors.adopt(p)
-			d.executor.Continue(inherited, d.preemptors.wantedFor(w.UID))
-		}
-	}
 }

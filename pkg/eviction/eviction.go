@@ -12,8 +12,8 @@
 //   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.
 //
-// Executor makes the evictions of Defragmenter and Reclaimer, in rounds that a new leader finishes; Check asks first whether all of
-// them would be granted. Survey collects the input for package preemption.
+// Executor makes the evictions of Defragmenter and Reclaimer; Check asks first whether all of them would be granted. A new leader evicts the rest of
+// groups. Survey collects the input for package preemption.
 package eviction
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxConcurrent limits the concurrent calls of Members, and of each round.
+// maxConcurrent limits the concurrent calls of Members, and those for the victims of one plan.
 const maxConcurrent = 16
 
 // API is the part of package apiserver that evicts.

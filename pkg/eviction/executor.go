@@ -1,7 +1,6 @@
 package eviction
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,30 +22,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// maxRounds limits the rounds at one time.
-const maxRounds = 16
-
-// outdatedAfter is how long after its begin a round of a former leader is not finished any more: no extender has evicted pods for so long that the
-// groups that it has evicted in part can be whole again.
+// outdatedAfter is how long after its begin the eviction of a group is not finished any more: no extender has evicted pods for so long that the group
+// can be whole again.
 const outdatedAfter = time.Hour
-
-// Round is what is known of a round before its first eviction: the pods that wait, and what is evicted for them. Extenders of other versions read and
-// write it too, in the record.
-type Round struct {
-	Cause Cause `json:"cause"`
-	// Began is when it was recorded first; zero in records of earlier versions.
-	Began time.Time `json:"began,omitzero"`
-	// For are the pods that wait. Their places are reserved until they have them, or until the round ends.
-	For     []Waiting `json:"for"`
-	Victims []Victim  `json:"victims"`
-}
-
-// Waiting is a pod that waits, with its place.
-type Waiting struct {
-	PodID
-	Node  string `json:"node"`
-	Cards []int  `json:"cards"`
-}
 
 // Victim is a pod, or the members of a group. These are evicted together or not at all.
 type Victim struct {
@@ -55,6 +33,8 @@ type Victim struct {
 	For  PodID  `json:"for"`
 	What string `json:"-"`
 	Why  string `json:"-"`
+	// Cause is why it is evicted.
+	Cause Cause `json:"cause"`
 }
 
 // PodID identifies a pod.
@@ -90,79 +70,59 @@ var (
 	errOutdated = errors.New("the cache is behind the API server")
 	// errEvictionLost means that it is unknown whether an eviction was made.
 	errEvictionLost = errors.New("the answer is lost")
-	// errFull means that no further round can begin now, see Executor.Full.
-	errFull = errors.New("too many rounds of evictions are in progress, or one for this pod, or their record isn't read yet")
+	// errUnread means that nothing can be evicted now, see Executor.Ready.
+	errUnread = errors.New("the record of evictions isn't read yet")
 )
 
-// Executor makes the evictions for pods that wait, in rounds. Each round is recorded before its first eviction, so that the next leader
-// finishes what this one began. Refusals after the dry run are retried until the round ends.
+// Executor makes the evictions for pods that wait. A group is recorded before the first of its pods is evicted. If the eviction of others is refused,
+// it is tried again; if this process stops leading, the next leader does that.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it, and is never held during a call to the API server.
 type Executor struct {
 	Options
-	// record is the ConfigMap with the rounds.
+	// record is the ConfigMap with the groups.
 	record types.NamespacedName
 
 	mu sync.Mutex
-	// rounds are by the first pod that waits.
-	rounds map[gpu.PodUID]*execution
+	// groups are those of which a pod may have been evicted and another one is left, by their first pod.
+	groups map[gpu.PodUID]*group
+	// asked is when the eviction of each pod was last requested: those that were refused are left out.
+	asked map[gpu.PodUID]time.Time
 	// spared are the victims whose eviction was refused, for a while.
 	spared queue.Pauses[gpu.PodUID]
-	// read is true once the rounds of the former leader are known. again is when the record is read or written next after a failure. holder and
+	// read is true once the groups of the former leader are known. again is when the record is read or written next after a failure. holder and
 	// version are those of the record.
 	read            bool
 	again           time.Time
 	holder, version string
-	// unwritten is true if the record has other rounds than there are.
+	// unwritten is true if the record has other groups than there are.
 	unwritten bool
 }
 
-// execution is a round in progress.
-type execution struct {
-	Round
-	state executionState
-	// wanted is nil for a former leader's round until Continue.
-	wanted Wanted
-	// left has the pods of the victims: true for those that are to be evicted, false for those whose eviction was made. Victims that aren't wanted any
-	// more are removed.
-	left map[gpu.PodUID]bool
-	// justified is what wanted has returned last, at first all pods for which there are victims. Of victims for other pods, only the rest of groups that
-	// were evicted in part is evicted.
-	justified map[gpu.PodUID]bool
-	// until is the end of the round, next the time of the next attempt, asked that of the latest eviction call. lost is until when the eviction of a
-	// group's pod whose answer is lost can still be made; zero if there is none.
-	until, next, asked, lost time.Time
+// group is a victim of several pods, from the record of its eviction until all of its pods or none are evicted.
+type group struct {
+	Victim
+	// Began is when it was recorded first.
+	Began time.Time `json:"began"`
+	// left are its pods that are to be evicted. inherited is true if a former leader has recorded it, until it is known which of them these are.
+	left      []PodID
+	inherited bool
+	// calling is true while Evict makes the first calls for it. next is when further ones are made, and until when it is given up.
+	calling     bool
+	next, until time.Time
 }
 
-// Wanted returns the pods that still wait for the places of a round: true for those for which further victims may be evicted now. The rest of a group
-// that was evicted in part is evicted in any case.
-type Wanted func() map[gpu.PodUID]bool
+// id identifies the group.
+func (g *group) id() gpu.PodUID { return g.Pods[0].UID }
 
-// executionState is how far a round is.
-//
-//	           → calling   Evict has recorded the round
-//	           → inherited a former leader has recorded the round
-//	inherited  → called    Continue: its pods still wait
-//	inherited  → calling   queue.Arrival and AnswerLost are over: for the rest of groups that are evicted in part
-//	calling    → called    the calls have returned
-//	called     → calling   queue.Retry is over, and pods that are left are still wanted
-//	any        → no round  nothing was evicted; the round's end has come; no pod waits for it, and no group is evicted in part; the term ends
-type executionState int
-
-const (
-	calling executionState = iota
-	inherited
-	called
-)
-
-// NewExecutor returns an Executor with its ConfigMap. It evicts nothing before Tick has read the rounds of the former leader.
+// NewExecutor returns an Executor with its ConfigMap. It evicts nothing before Tick has read the groups of the former leader.
 func NewExecutor(o Options, record types.NamespacedName) *Executor {
 	x := &Executor{Options: o, record: record}
 	x.resign()
 	return x
 }
 
-// Run continues rounds until ctx ends.
+// Run finishes the eviction of groups until ctx ends.
 func (x *Executor) Run(ctx context.Context) error {
 	return background.Every(ctx, x.Clock, interval, x.Tick)
 }
@@ -176,12 +136,9 @@ func (x *Executor) Tick(ctx context.Context) {
 	if x.Cache.Ready() != nil {
 		return
 	}
-	x.mu.Lock()
-	x.spared.Prune(x.Clock.Now(), queue.LongestPause)
-	x.mu.Unlock()
-	for _, ex := range x.due() {
-		if _, err := x.evictLeft(ctx, ex); err != nil {
-			klog.FromContext(ctx).Error(err, "Not all pods of a round evicted, trying again until the round ends", "for", ex.For[0].pod().String())
+	for _, g := range x.due() {
+		if err := x.finish(ctx, g); err != nil {
+			klog.FromContext(ctx).Error(err, "Not all pods of a group evicted, trying again", "for", g.For.pod().String())
 		}
 	}
 	x.mu.Lock()
@@ -203,12 +160,19 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 }
 
-// resign forgets all rounds. The next leader has the record.
+// resign forgets all groups. The next leader has the record.
 func (x *Executor) resign() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.rounds, x.spared = map[gpu.PodUID]*execution{}, queue.Pauses[gpu.PodUID]{}
+	x.groups, x.asked, x.spared = map[gpu.PodUID]*group{}, map[gpu.PodUID]time.Time{}, queue.Pauses[gpu.PodUID]{}
 	x.read, x.again, x.unwritten = false, time.Time{}, false
+}
+
+// Ready reports whether evictions can begin now: the groups of the former leader are known.
+func (x *Executor) Ready() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.read
 }
 
 // Check reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
@@ -241,119 +205,126 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 	return group.Wait()
 }
 
-// Evict evicts the victims of a round whose Check was successful, and goes on with those that are refused as long as they are wanted. It
-// returns the pods that were evicted at once, the end of the round, and the first error. The end is zero if the round has not begun, or is over
-// because no eviction was made. It isn't if enough pods are being deleted already, or if an answer was lost.
-func (x *Executor) Evict(ctx context.Context, r Round, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
-	r.Began = x.Clock.Now().UTC()
-	ex := newExecution(r)
-	ex.wanted, ex.until = wanted, x.Clock.Now().Add(queue.Arrival)
-	if len(ex.left) == 0 { // What is being deleted already is enough.
-		ex.until = x.Clock.Now().Add(protocol.MaxGracePeriod)
+// Evict evicts the victims after a successful Check, the first pod alone: if its eviction fails, nothing is evicted. What fails later is tried again
+// only for pods of groups. Evict returns the pods that were evicted, the first error, and until when places are to be kept for the pods that wait: a
+// minute after the last victim should have ended; zero if nothing was evicted. It isn't if enough pods are being deleted already, or if an answer was
+// lost.
+func (x *Executor) Evict(ctx context.Context, victims []Victim) (evicted []gpu.PodUID, until time.Time, err error) {
+	if len(victims) == 0 { // What is being deleted already is enough.
+		return nil, x.Clock.Now().Add(protocol.MaxGracePeriod), nil
 	}
-	x.mu.Lock()
-	if x.full() || x.rounds[ex.id()] != nil { // A former round for the pod may still evict the rest of a group.
-		x.mu.Unlock()
-		return nil, time.Time{}, errFull
-	}
-	x.rounds[ex.id()] = ex
-	x.mu.Unlock()
-	if err := x.writeRecord(ctx); err != nil {
-		x.end(ex)
+	groups, err := x.begin(victims)
+	if err != nil {
 		return nil, time.Time{}, err
 	}
-	evicted, err = x.evictLeft(ctx, ex)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.rounds[ex.id()] != ex {
-		return evicted, time.Time{}, err
+	out := &results{done: map[gpu.PodUID]bool{}}
+	if len(groups) > 0 {
+		err = x.writeRecord(ctx)
 	}
-	return evicted, ex.until, err
-}
-
-// newExecution returns a round of which all pods are left.
-func newExecution(r Round) *execution {
-	ex := &execution{Round: r, left: map[gpu.PodUID]bool{}, justified: map[gpu.PodUID]bool{}}
-	for _, v := range r.Victims {
-		ex.justified[v.For.UID] = true
+	if err == nil {
+		first := victims[0]
+		first.Pods = first.Pods[:1]
+		err = x.evict(ctx, []Victim{first}, out)
 	}
-	ex.reset()
-	return ex
-}
-
-// reset makes all pods of the victims left. The caller holds the lock.
-func (ex *execution) reset() {
-	for _, v := range ex.Victims {
-		for _, pod := range v.Pods {
-			ex.left[pod.UID] = true
+	if len(out.done) > 0 {
+		others := slices.Clone(victims)
+		others[0].Pods = others[0].Pods[1:]
+		if failed := x.evict(ctx, others, out); err == nil {
+			err = failed
 		}
 	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, v := range victims {
+		for _, pod := range v.Pods {
+			if _, may := out.done[pod.UID]; !may {
+				delete(x.asked, pod.UID)
+			}
+		}
+	}
+	for _, g := range groups {
+		x.settle(g, out)
+	}
+	return out.evicted, out.until, err
 }
 
-// id identifies the round.
-func (r *Round) id() gpu.PodUID { return r.For[0].UID }
-
-// evictLeft evicts the pods that are left, the first one alone: if its eviction fails and nothing was evicted before, none is.
-func (x *Executor) evictLeft(ctx context.Context, ex *execution) (evicted []gpu.PodUID, err error) {
+// begin makes the victims those of this process, and returns those that are groups.
+func (x *Executor) begin(victims []Victim) (groups []*group, err error) {
 	x.mu.Lock()
-	ex.state = calling
-	begun, left := ex.begun() || !ex.lost.IsZero(), ex.removeUnwanted(x.Clock.Now())
-	x.mu.Unlock()
-	var mu sync.Mutex
-	evict := func(v Victim, pod gpu.Pod) error {
-		made, err := x.evictOne(ctx, ex, v, pod)
-		mu.Lock()
-		defer mu.Unlock()
+	defer x.mu.Unlock()
+	if !x.read {
+		return nil, errUnread
+	}
+	now := x.Clock.Now()
+	for _, v := range victims {
+		for _, pod := range v.Pods {
+			x.asked[pod.UID] = now
+		}
+		if len(v.Pods) > 1 {
+			g := &group{Victim: v, Began: now.UTC(), left: v.Pods, calling: true}
+			x.groups[g.id()], groups = g, append(groups, g)
+		}
+	}
+	return groups, nil
+}
+
+// results are those of evictions that are made at the same time. mu guards the fields.
+type results struct {
+	mu sync.Mutex
+	// evicted are the pods that were evicted. done has these and those that were gone already, and false for those whose answer is lost.
+	evicted []gpu.PodUID
+	done    map[gpu.PodUID]bool
+	// until is the latest of their deletion timestamps, or now, and a minute.
+	until time.Time
+}
+
+// add adds the result for a pod.
+func (r *results) add(uid gpu.PodUID, done bool, ends, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done[uid] = done
+	if ends.Before(now) {
+		ends = now
+	}
+	if until := ends.Add(queue.Arrival); until.After(r.until) {
+		r.until = until
+	}
+}
+
+// evict evicts the pods of the victims, and adds the results. It returns the first error.
+func (x *Executor) evict(ctx context.Context, victims []Victim, out *results) error {
+	return x.forEach(victims, func(v Victim, pod gpu.Pod) error {
+		made, err := x.evictOne(ctx, v, pod, out)
 		if made {
-			evicted = append(evicted, pod.UID)
+			out.mu.Lock()
+			defer out.mu.Unlock()
+			out.evicted = append(out.evicted, pod.UID)
 		}
 		return err
-	}
-	if !begun && len(left) > 0 {
-		first := &left[0]
-		err = evict(*first, first.Pods[0].pod())
-		if err != nil && !errors.Is(err, errEvictionLost) {
-			x.end(ex)
-			return evicted, err
-		}
-		first.Pods = first.Pods[1:]
-	}
-	others := x.forEach(left, evict)
-	if err == nil {
-		err = others
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	ex.state, ex.next = called, x.Clock.Now().Add(queue.Retry)
-	return evicted, err
+	})
 }
 
-// evictOne evicts a pod of a round. made is false if the pod is gone.
-func (x *Executor) evictOne(ctx context.Context, ex *execution, v Victim, pod gpu.Pod) (made bool, err error) {
+// evictOne evicts a pod of a victim. made is false if the pod is gone.
+func (x *Executor) evictOne(ctx context.Context, v Victim, pod gpu.Pod, out *results) (made bool, err error) {
 	if err := x.Leading(); err != nil {
 		return false, err
 	}
 	x.mu.Lock()
-	ex.asked = x.Clock.Now() // Before the call, because its answer may be lost.
+	x.asked[pod.UID] = x.Clock.Now() // Before the call, because its answer may be lost.
 	x.mu.Unlock()
 	ends, gone, err := x.request(ctx, pod)
 	if err != nil {
 		x.refuse(v, err)
 		if apiserver.OutcomeOf(err) == apiserver.Unknown {
-			x.lose(ex, pod.UID)
+			out.add(pod.UID, false, ends, x.Clock.Now())
 			err = fmt.Errorf("%w: %w", errEvictionLost, err)
 		}
 		return false, fmt.Errorf("evicting pod %s: %w", pod, err)
 	}
-	x.mu.Lock()
-	ex.left[pod.UID] = false
-	if end := ends.Add(queue.Arrival); end.After(ex.until) {
-		ex.until = end
-	}
-	x.mu.Unlock()
+	out.add(pod.UID, true, ends, x.Clock.Now())
 	switch {
 	case gone:
-	case ex.Cause == ByShare:
+	case v.Cause == ByShare:
 		// A former leader may have begun it, and this one doesn't reclaim.
 		if info, known := x.Cache.Pod(pod.Namespace, pod.Name); x.Reclaims != nil && known && info.UID == pod.UID {
 			x.Reclaims.PodReclaimed(info.Request)
@@ -365,186 +336,115 @@ func (x *Executor) evictOne(ctx context.Context, ex *execution, v Victim, pod gp
 	return !gone, nil
 }
 
-// lose records that the answer to the eviction of a pod is lost. If the pod is one of a group, the others stay victims until it is known whether the
-// eviction was made.
-func (x *Executor) lose(ex *execution, uid gpu.PodUID) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !slices.ContainsFunc(ex.Victims, func(v Victim) bool {
-		return len(v.Pods) > 1 && slices.ContainsFunc(v.Pods, func(pod PodID) bool { return pod.UID == uid })
-	}) {
-		return
+// settle keeps a group if a pod of it was evicted, or may have been, and another one is left; otherwise it forgets the group. The caller holds the
+// lock.
+func (x *Executor) settle(g *group, out *results) {
+	g.left = slices.DeleteFunc(slices.Clone(g.Pods), func(pod PodID) bool { return out.done[pod.UID] })
+	begun := slices.ContainsFunc(g.Pods, func(pod PodID) bool { _, may := out.done[pod.UID]; return may })
+	if !begun || len(g.left) == 0 {
+		x.forget(g)
 	}
-	ex.lost = ex.asked.Add(x.AnswerLost)
-	if end := ex.lost.Add(queue.Arrival); end.After(ex.until) {
-		ex.until = end
-	}
+	g.calling, g.next, g.until = false, x.Clock.Now().Add(queue.Retry), out.until
 }
 
-// begun reports whether a pod of the victims was evicted. The caller holds the lock.
-func (ex *execution) begun() bool {
-	return slices.Contains(slices.Collect(maps.Values(ex.left)), false)
-}
-
-// unfinished reports whether a pod of the victims is left. The caller holds the lock.
-func (ex *execution) unfinished() bool {
-	return slices.Contains(slices.Collect(maps.Values(ex.left)), true)
-}
-
-// removeUnwanted returns the victims that are to be evicted now, with their pods that are left. It removes those whose pods don't wait any more. The
-// rest of groups that are evicted in part would stay for ever, so it is evicted in any case, and a group that may be is kept until that is known. The
-// caller holds the lock.
-func (ex *execution) removeUnwanted(now time.Time) (victims []Victim) {
-	for _, v := range ex.Victims {
-		left := slices.DeleteFunc(slices.Clone(v.Pods), func(pod PodID) bool { return !ex.left[pod.UID] })
-		justified, waits := ex.justified[v.For.UID]
-		switch {
-		case len(left) == 0:
-		case len(left) < len(v.Pods) || justified:
-			v.Pods = left
-			victims = append(victims, v)
-		case !waits && (len(v.Pods) == 1 || now.After(ex.lost)):
-			for _, pod := range v.Pods {
-				delete(ex.left, pod.UID)
-			}
-		}
-	}
-	return victims
-}
-
-// due ends rounds that are over, and returns those with pods that are to be evicted now.
-func (x *Executor) due() (due []*execution) {
-	x.mu.Lock()
-	present := slices.Collect(maps.Values(x.rounds))
-	wanted := make([]Wanted, len(present))
-	for i, ex := range present {
-		wanted[i] = ex.wanted
-	}
-	x.mu.Unlock()
-	for i, ex := range present {
-		var justified map[gpu.PodUID]bool
-		if wanted[i] != nil {
-			justified = wanted[i]() // Without the lock: it takes that of another part.
-		}
-		x.mu.Lock()
-		now, over := x.Clock.Now(), false
-		switch {
-		case ex.state == calling, ex.state == inherited && !now.After(ex.next):
-		case wanted[i] == nil && ex.wanted != nil: // Continue was called just now.
-		case now.After(ex.until):
-			over = true
-		default:
-			if !ex.lost.IsZero() && now.After(ex.lost) {
-				x.inspect(ex)
-			}
-			ex.justified = justified
-			left := len(ex.removeUnwanted(now))
-			over = len(justified) == 0 && !ex.unfinished()
-			if left > 0 && !now.Before(ex.next) {
-				due = append(due, ex)
-			}
-		}
-		x.mu.Unlock()
-		if over {
-			x.end(ex)
-		}
-	}
-	slices.SortFunc(due, func(a, b *execution) int { return cmp.Or(a.next.Compare(b.next), cmp.Compare(a.id(), b.id())) })
-	return due
-}
-
-// end ends a round.
-func (x *Executor) end(ex *execution) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.rounds[ex.id()] == ex {
-		delete(x.rounds, ex.id())
+// forget removes a group. The caller holds the lock.
+func (x *Executor) forget(g *group) {
+	if x.groups[g.id()] == g {
+		delete(x.groups, g.id())
 		x.unwritten = true
 	}
 }
 
-// inherit reads the rounds of the former leader.
+// due gives up groups whose time is over, and returns those whose pods are to be evicted now.
+func (x *Executor) due() (due []*group) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	now := x.Clock.Now()
+	x.spared.Prune(now, queue.LongestPause)
+	maps.DeleteFunc(x.asked, func(_ gpu.PodUID, at time.Time) bool { return now.Sub(at) > x.AnswerLost })
+	for _, g := range x.present() {
+		switch {
+		case g.calling || now.Before(g.next):
+		case now.After(g.until):
+			x.forget(g)
+		default:
+			due = append(due, g)
+		}
+	}
+	return due
+}
+
+// finish evicts the rest of a group. If a former leader has recorded it, finish only finds out whether a pod was evicted; if not, none is.
+func (x *Executor) finish(ctx context.Context, g *group) (err error) {
+	out := &results{done: map[gpu.PodUID]bool{}, until: g.until}
+	if g.inherited {
+		err = x.examine(ctx, g, out)
+	} else {
+		for _, pod := range g.Pods {
+			if !slices.Contains(g.left, pod) {
+				out.done[pod.UID] = true
+			}
+		}
+		rest := g.Victim
+		rest.Pods = g.left
+		err = x.evict(ctx, []Victim{rest}, out)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if g.inherited && err != nil {
+		g.next = x.Clock.Now().Add(queue.Retry)
+		return err
+	}
+	g.inherited = false
+	x.settle(g, out)
+	return err
+}
+
+// examine adds the pods of a group that don't run any more to the results.
+func (x *Executor) examine(ctx context.Context, g *group, out *results) error {
+	return x.forEach([]Victim{g.Victim}, func(_ Victim, pod gpu.Pod) error {
+		state, err := x.readVictim(ctx, pod)
+		if err == nil && !state.runs {
+			out.add(pod.UID, true, state.ends, x.Clock.Now())
+		}
+		return err
+	})
+}
+
+// inherit reads the groups of the former leader.
 func (x *Executor) inherit(ctx context.Context) error {
-	rounds, err := x.readRecord(ctx)
+	groups, err := x.readRecord(ctx)
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
 		return err
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, r := range rounds {
-		if !r.Began.IsZero() && x.Clock.Since(r.Began) > outdatedAfter {
+	now := x.Clock.Now()
+	for _, g := range groups {
+		if now.Sub(g.Began) > outdatedAfter {
 			x.unwritten = true
 			continue
 		}
-		ex := newExecution(r)
-		// An eviction of the former leader whose answer is lost can still be made.
-		ex.state, ex.next = inherited, x.Clock.Now().Add(max(queue.Arrival, x.AnswerLost))
-		ex.until, ex.lost = ex.next.Add(queue.Arrival), ex.next
-		x.rounds[r.id()] = ex
+		g.What, g.Why = "Evicted after others", ", of which a former leader of the extender began the evictions"
+		g.inherited, g.left = true, g.Pods
+		g.next = now.Add(x.AnswerLost) // Until then an eviction of the former leader can still be made.
+		g.until = g.next.Add(queue.Arrival)
+		x.groups[g.id()] = g
 	}
 	x.read, x.again = true, time.Time{}
 	return nil
 }
 
-// inspect finds out from the cache which pods aren't left. While it lags, it can lack pods that run: of a former leader's round, these are left once
-// it has them. The caller holds the lock.
-func (x *Executor) inspect(ex *execution) {
-	if ex.state == inherited {
-		ex.reset()
-	}
-	for _, v := range ex.Victims {
-		for _, pod := range v.Pods {
-			info, known := x.Cache.Pod(pod.Namespace, pod.Name)
-			known = known && info.UID == pod.UID
-			if known && !info.LeavesSoon() && !info.Ended {
-				continue
-			}
-			ex.left[pod.UID] = false
-			if known && info.DeletionTime.Add(queue.Arrival).After(ex.until) {
-				ex.until = info.DeletionTime.Add(queue.Arrival)
-			}
-		}
-	}
-}
-
-// Inherited returns the rounds of a former leader that await Continue. Of each, a victim was evicted.
-func (x *Executor) Inherited(cause Cause) (rounds []Round) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, r := range x.present() {
-		ex := x.rounds[r.id()]
-		if ex.state != inherited || r.Cause != cause {
-			continue
-		}
-		x.inspect(ex)
-		if ex.begun() {
-			rounds = append(rounds, r)
-		}
-	}
-	return rounds
-}
-
-// Continue goes on with a round of a former leader, as long as it is wanted. Its places must be reserved. Which victims run is read from the API
-// server again before they are evicted. It returns the end of the round; zero if there is no such round any more.
-func (x *Executor) Continue(r Round, wanted Wanted) (until time.Time) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	ex := x.rounds[r.id()]
-	if ex == nil || ex.state != inherited {
-		return time.Time{}
-	}
-	ex.reset()
-	ex.wanted, ex.state, ex.next = wanted, called, x.Clock.Now()
-	return ex.until
-}
-
-// Tries reports whether the pod is a victim of a round and its deletion may not be visible yet.
+// Tries reports whether the pod is a victim and its deletion may not be visible yet.
 func (x *Executor) Tries(uid gpu.PodUID) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, ex := range x.rounds {
-		if left, victim := ex.left[uid]; victim && (left || x.Clock.Since(ex.asked) <= x.AnswerLost) {
+	if at, asked := x.asked[uid]; asked && x.Clock.Since(at) <= x.AnswerLost {
+		return true
+	}
+	for _, g := range x.groups {
+		if slices.ContainsFunc(g.left, func(pod PodID) bool { return pod.UID == uid }) {
 			return true
 		}
 	}
@@ -552,8 +452,8 @@ func (x *Executor) Tries(uid gpu.PodUID) bool {
 }
 
 // mayEvict reports whether the eviction of a pod with these budgets is likely to be made: the API server evicts no pod with several budgets
-// (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and a victim of another round
-// isn't one of this.
+// (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and what is
+// evicted already is no victim of another plan.
 func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
 	if len(budgets) > 1 || x.Tries(uid) {
 		return false
@@ -562,15 +462,6 @@ func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
 	defer x.mu.Unlock()
 	return !x.spared.Has(uid, x.Clock.Now())
 }
-
-// Full reports whether no further round can begin now: there are too many, or those of the former leader aren't known yet.
-func (x *Executor) Full() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.full()
-}
-
-func (x *Executor) full() bool { return !x.read || len(x.rounds) >= maxRounds }
 
 // refuse keeps a victim out of plans for a while if the API server has refused its eviction.
 func (x *Executor) refuse(v Victim, err error) {

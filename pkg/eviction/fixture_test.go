@@ -209,9 +209,10 @@ func (f *fixture) later(d time.Duration) {
 	f.defragmenter.Tick(context.Background())
 }
 
-// reserves reports whether a card is reserved for the pending pod by a round.
+// reserves reports whether a card is reserved for the pending pod.
 func (f *fixture) reserves() bool {
-	return len(f.wantedFor("uid-pending")()) > 0
+	_, reserves := f.all["uid-pending"]
+	return reserves
 }
 
 // fitsFor reports whether another pod would find memory on n1.

@@ -21,7 +21,7 @@ type plan struct {
 	// where is what the pod is to get.
 	where gpu.Placement
 	// evictions are those of the victims that aren't terminating yet.
-	evictions Round
+	evictions []Victim
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
@@ -50,15 +50,15 @@ func (d *Defragmenter) choosePlan(ctx context.Context, pod *clustercache.PodInfo
 		preemptor: preemptor{pod: pod.Pod, node: names[chosen.Node], victims: chosen.Pods, own: true, nominated: pod.NominatedNode},
 		where:     pod.Demand().On(slices.Sorted(slices.Values(chosen.Cards))...),
 	}
-	waits := Waiting{IDs(pod.Pod)[0], out.node, out.where.Cards()}
-	out.evictions = Round{Cause: ByPriority, For: []Waiting{waits}}
 	for _, uid := range chosen.Pods {
 		if _, victim, held := d.Ledger.Lookup(uid); held && !victim.Leaving {
-			out.evictions.Victims = append(out.evictions.Victims, Victim{
-				Pods: IDs(victim.Pod), For: waits.PodID, What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, out.node), Why: " of higher priority",
+			out.evictions = append(out.evictions, Victim{
+				Pods: IDs(victim.Pod), For: IDs(pod.Pod)[0], Cause: ByPriority,
+				What: fmt.Sprintf("Evicted from GPU %s of node %s", victim.Placement, out.node), Why: " of higher priority",
 			})
 		}
 	}
+	out.checking = len(out.evictions) > 0
 	return out, true
 }
 

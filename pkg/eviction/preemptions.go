@@ -57,7 +57,7 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 		}
 		p, known := ps.all[pod.UID]
 		switch {
-		case known && (p.node == node || p.evicting()): // The Executor goes on with its round.
+		case known && (p.node == node || p.evicting()): // The Executor evicts its victims.
 			p.awaited = true
 			ps.all[pod.UID] = p
 		case ps.isPending(pod):

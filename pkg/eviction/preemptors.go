@@ -35,8 +35,8 @@ type Preemptors struct {
 
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
-// It begins when a Defragmenter has chosen victims (add) or those of a former leader's round still run (adopt), when filter is called with the
-// node while victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits
+// It begins when a Defragmenter has chosen victims (add), when filter is called with the node while victims of kube-scheduler are leaving it (Tried),
+// or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits
 // for the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the
 // term (resign).
 type preemptor struct {
@@ -45,6 +45,8 @@ type preemptor struct {
 	victims []gpu.PodUID
 	// own is true if the Executor evicts the victims, false if kube-scheduler does.
 	own bool
+	// checking is true until the Executor has begun to evict the victims.
+	checking bool
 	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once TryWait has answered for that call.
 	offered time.Time
 	// freedAt is when all victims were gone; zero before.
@@ -124,13 +126,6 @@ func (ps *Preemptors) add(p preemptor) bool {
 	return true
 }
 
-// adopt makes a pod a preemptor for which a former leader has evicted pods.
-func (ps *Preemptors) adopt(p preemptor) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.reserve(p)
-}
-
 // pause begins a pause of the pod, see queue.Pauses.Extend.
 func (ps *Preemptors) pause(uid gpu.PodUID, least, most time.Duration) {
 	ps.mu.Lock()
@@ -151,23 +146,17 @@ func (ps *Preemptors) reserve(p preemptor) {
 	ps.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
-// wantedFor returns a function that returns the pod as long as its place is kept.
-func (ps *Preemptors) wantedFor(uid gpu.PodUID) Wanted {
-	return func() map[gpu.PodUID]bool {
-		ps.mu.Lock()
-		defer ps.mu.Unlock()
-		if _, ok := ps.all[uid]; ok {
-			return map[gpu.PodUID]bool{uid: true}
-		}
-		return nil
-	}
-}
-
-// cancel ends a preemptor for which no pod was evicted.
-func (ps *Preemptors) cancel(uid gpu.PodUID) {
+// evicted records that the Executor has begun to evict the victims of a preemptor. If it hasn't, the preemptor ends.
+func (ps *Preemptors) evicted(uid gpu.PodUID, begun bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if p, ok := ps.all[uid]; ok {
+	p, ok := ps.all[uid]
+	if !ok {
+		return
+	}
+	p.checking = false
+	ps.all[uid] = p
+	if !begun {
 		ps.end(p, queue.Retry)
 	}
 }
@@ -222,7 +211,7 @@ func (ps *Preemptors) failed(p preemptor, slowest phase, now time.Time) time.Dur
 	switch {
 	case !freed && slowest == overdue:
 		return queue.LongestPause
-	case !freed && slowest == running:
+	case !freed && slowest == running && !p.checking:
 		return queue.Retry // The eviction failed, or was not made.
 	case freed && !fits(ps.Ledger, p.pod, p.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The preemptor isn't at fault.

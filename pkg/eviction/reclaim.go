@@ -53,7 +53,7 @@ func NewReclaimer(x *Executor, nodes NodeAPI, capacity func() reclaim.Capacity) 
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
 // is outdated. Reclaim returns until when they must stay held: zero if nothing was evicted.
-func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool, wanted Wanted) (until time.Time) {
+func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool) (until time.Time) {
 	logger := klog.FromContext(ctx)
 	plan, ok, err := r.plan(ctx, need)
 	switch {
@@ -68,7 +68,8 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "units", len(plan.Served))
 		return time.Time{}
 	}
-	evicted, until, err := r.evict(ctx, plan, wanted)
+	evicted, until, err := r.executor.Evict(ctx, victims(plan))
+	r.report(plan, evicted)
 	if len(evicted) > 0 {
 		var memory gpu.Memory
 		for _, v := range plan.Victims {
@@ -82,11 +83,7 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	}
 	r.Reclaims.Reclaimed(resultOf(err))
 	if err != nil {
-		what := "Reclaim: not all victims evicted, trying again until the round ends"
-		if until.IsZero() {
-			what = "Reclaim: no victim evicted"
-		}
-		logger.Error(err, what, "result", resultOf(err))
+		logger.Error(err, "Reclaim: not all victims evicted", "result", resultOf(err), "evicted", len(evicted))
 	}
 	return until
 }
@@ -169,7 +166,7 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 			what = "Evicted with its group"
 		}
 		victims = append(victims, Victim{
-			Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what,
+			Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what, Cause: ByShare,
 			Why: fmt.Sprintf(": tenant %s, and tenant %s", standing(plan, v.For.Tenant), standing(plan, v.Tenant)),
 		})
 	}
@@ -179,19 +176,6 @@ func victims(plan reclaim.Plan) (victims []Victim) {
 // standing returns such as "alice has 8 of its share of 16".
 func standing(plan reclaim.Plan, tenant string) string {
 	return fmt.Sprintf("%s has %s", reasons.TenantName(tenant), plan.Tenants[tenant])
-}
-
-// evict makes the evictions. It returns the evicted pods, the end of the round, and the first error.
-func (r *Reclaimer) evict(ctx context.Context, plan reclaim.Plan, wanted Wanted) (evicted []gpu.PodUID, until time.Time, err error) {
-	round := Round{Cause: ByShare, Victims: victims(plan)}
-	for _, served := range plan.Served {
-		for i, pod := range served.Pods {
-			round.For = append(round.For, Waiting{IDs(pod.Pod)[0], served.Places[i].Node, served.Places[i].On.Cards()})
-		}
-	}
-	evicted, until, err = r.executor.Evict(ctx, round, wanted)
-	r.report(plan, evicted)
-	return evicted, until, err
 }
 
 // report records Events on the pods that wait.

@@ -97,7 +97,7 @@ func (f *reclaimFixture) reclaim(need reclaim.Need) bool {
 			f.meanwhile(f)
 		}
 		return !f.holdFails
-	}, always)
+	})
 	return !until.IsZero()
 }
 

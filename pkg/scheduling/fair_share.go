@@ -67,7 +67,6 @@ type fairShare struct {
 	FairShareOptions
 	manager   *dispatch.Manager
 	reclaimer *eviction.Reclaimer
-	executor  *eviction.Executor
 	groups    *groups
 	api       interface {
 		OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
@@ -230,7 +229,6 @@ func (f *fairShare) tick(ctx context.Context) {
 	f.manager.StartLeading()
 	f.reportProblems(ctx)
 	f.manager.Tick(f.clock.Now())
-	f.resume()
 	f.perform(ctx, f.manager.TakeEffects())
 }
 
@@ -252,8 +250,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {
 			attempt := search.Attempt
-			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) },
-				func() map[gpu.PodUID]bool { return f.manager.Justified(attempt) })
+			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) })
 			f.manager.Reclaimed(attempt, until, f.clock.Now())
 			return nil
 		})
@@ -263,27 +260,6 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 			f.openGate(ctx, pod)
 			return nil
 		})
-	}
-}
-
-// resume continues the attempts of a former leader to reclaim memory.
-func (f *fairShare) resume() {
-	for _, r := range f.executor.Inherited(eviction.ByShare) {
-		var places []dispatch.HeldPlace
-		for _, w := range r.For {
-			places = append(places, dispatch.HeldPlace{Pod: w.UID, Node: w.Node, Cards: w.Cards})
-		}
-		victims := make([]dispatch.EvictedFor, len(r.Victims))
-		for i, v := range r.Victims {
-			victims[i].For = v.For.UID
-			for _, pod := range v.Pods {
-				victims[i].Pods = append(victims[i].Pods, pod.UID)
-			}
-		}
-		if attempt, ok := f.manager.Resume(places, victims, f.clock.Now()); ok {
-			until := f.executor.Continue(r, func() map[gpu.PodUID]bool { return f.manager.Justified(attempt) })
-			f.manager.Reclaimed(attempt, until, f.clock.Now())
-		}
 	}
 }
 

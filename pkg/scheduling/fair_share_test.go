@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -381,64 +379,6 @@ func TestFairShareReclaim(t *testing.T) {
 		f.publishGone(victim)
 		f.passUntilOpened("a")
 		f.want(alice, "assumed n1 card 0")
-	})
-}
-
-// The leader changes between two evictions of one round: the new leader makes the second one, since the pod still waits.
-func TestFairShareReclaimLeaderChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		objects := []runtime.Object{namespace("default", nil), namespace("bob", nil)}
-		bobs := map[string]*corev1.Pod{}
-		for _, name := range []string{"b1", "b2", "b3", "b4"} {
-			bobs[name] = fake.Pod(name, 4, fake.Bound("n1", 0), inNamespace("bob"))
-			objects = append(objects, bobs[name])
-		}
-		alice, away := fake.Pod("a", 8, gated), new(standby)
-		f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, away.leading, append(objects, alice)...)
-		f.server.Set(alice)
-		var mu sync.Mutex
-		var evicted, refused []string
-		dryRuns, refuses := 0, true
-		f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case dryRun:
-				dryRuns++
-				return nil
-			case refuses && len(evicted) > 0:
-				refused = append(refused, pod.Name)
-				return apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
-			}
-			evicted = append(evicted, pod.Name)
-			f.server.Set(fake.Edited(bobs[pod.Name], fake.Terminating(f.clock.Now().Add(30*time.Second))))
-			return nil
-		}})
-		locked := func(condition func() bool) func() bool {
-			return func() bool {
-				mu.Lock()
-				defer mu.Unlock()
-				return condition()
-			}
-		}
-		holds := func() bool { return len(f.fair.manager.Justified(1)) > 0 }
-		f.pass("an eviction and a refusal", locked(func() bool { return len(evicted) == 1 && len(refused) > 0 }))
-		f.await("the end of the attempt", holds)
-		away.Store(true)
-		f.pass("the end of the term", func() bool { return f.executor.Full() && !holds() })
-		mu.Lock()
-		refuses, dryRuns = false, 0
-		mu.Unlock()
-		f.publish(bobs[evicted[0]])
-		away.Store(false)
-		f.pass("the second eviction", locked(func() bool { return len(evicted) == 2 }))
-		if evicted[1] != refused[0] || dryRuns > 0 {
-			t.Errorf("evicted %v after %d dry runs, want %s without any: the round goes on", evicted, dryRuns, refused[0])
-		}
-		for _, name := range evicted {
-			f.publishGone(bobs[name])
-		}
-		f.passUntilOpened("a")
 	})
 }
 

@@ -136,12 +136,12 @@ func (s *Scheduler) newGroups() *groups {
 func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Release(uid) }, View: s.view(),
-		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, EvictionsFull: s.executor.Full, Evicting: s.executor.Tries,
+		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, MayEvict: s.executor.Ready, Evicting: s.executor.Tries,
 		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, executor: s.executor, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
+		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
 	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
