@@ -132,7 +132,6 @@ func BenchmarkReclaim(b *testing.B) {
 	m, l, now := newBench(lockNodes, lockPods)
 	m.ReclaimAfter = time.Second
 	m.Tick(*now)
-	cluster := (&fixture{Manager: m, ledger: l}).cluster()
 	var longest longestHold
 	for b.Loop() {
 		*now = now.Add(time.Hour)
@@ -140,7 +139,7 @@ func BenchmarkReclaim(b *testing.B) {
 		first := m.TakeEffects().Reclaim
 		need := first.Need()
 		b.StopTimer()
-		plan, ok := reclaim.Choose(need, cluster)
+		plan, ok := reclaim.Choose(need, (&fixture{Manager: m, ledger: l}).cluster())
 		b.StartTimer()
 		var search *Search
 		longest.of(func() { search = m.searchAgain(first.Attempt, *now) })

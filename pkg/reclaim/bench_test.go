@@ -22,7 +22,10 @@ func BenchmarkChoose(b *testing.B) {
 		s.Units = append(s.Units, s.Units[0])
 	}
 	for b.Loop() {
-		if plan, ok := Choose(s.Need, s.Cluster); !ok || len(plan.Served) != 256 {
+		b.StopTimer()
+		cluster := s.copied()
+		b.StartTimer()
+		if plan, ok := Choose(s.Need, cluster); !ok || len(plan.Served) != 256 {
 			b.Fatalf("%d are served", len(plan.Served))
 		}
 	}

@@ -14,10 +14,10 @@ import (
 //
 // The pods of the units are placed one by one. For each pod that fits nowhere, Choose takes the place for which the least memory must be
 // evicted. Of equally good places it takes the one whose oldest victim is the newest, and then the one with the fewest victims. Finally it
-// drops each victim without which its unit still fits. It doesn't search for the set with the least memory for several pods together.
+// drops each victim without which its unit still fits. It doesn't search for the set with the least memory for several pods together. The cluster must
+// not be used afterwards: Choose counts the plan there.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
-	defer t.undo()
 	for i := range need.Units {
 		t.serve(i)
 	}
@@ -43,22 +43,19 @@ func (t *trial) serve(unit int) {
 	}
 }
 
-// trial is a change of the cluster that can be undone.
+// trial is a change of the cluster.
 type trial struct {
 	need    Need
 	cluster Cluster
-	// cards are copies of the cluster's cards, made when a node is first changed or searched.
-	cards map[string][]placement.Card
 	// on holds, for each node, the positions of the candidates that have a pod there, in their order. order are the nodes in on, the node
 	// with the newest candidate first.
 	on    map[string][]int
 	order []string
 	// memory is the memory of each candidate.
 	memory []gpu.Memory
-	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant. allowed holds how many more evictions each budget allows.
-	gone    map[gpu.PodUID]bool
-	lost    map[string]gpu.Memory
-	allowed []int
+	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant.
+	gone map[gpu.PodUID]bool
+	lost map[string]gpu.Memory
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
@@ -70,8 +67,8 @@ type trial struct {
 
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
-		need: need, cluster: cluster, cards: map[string][]placement.Card{}, on: map[string][]int{},
-		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{}, allowed: slices.Clone(cluster.Allowed),
+		need: need, cluster: cluster, on: map[string][]int{},
+		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{},
 		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
 	}
 	for i, v := range need.Victims {
@@ -93,24 +90,6 @@ func newTrial(need Need, cluster Cluster) *trial {
 	return t
 }
 
-// present returns the node's cards, which the caller must not change.
-func (t *trial) present(node string) []placement.Card {
-	if cards, copied := t.cards[node]; copied {
-		return cards
-	}
-	return t.cluster.Cards[node]
-}
-
-// cardsOf returns the node's cards, which the caller may change.
-func (t *trial) cardsOf(node string) []placement.Card {
-	cards, copied := t.cards[node]
-	if !copied {
-		cards = slices.Clone(t.cluster.Cards[node])
-		t.cards[node] = cards
-	}
-	return cards
-}
-
 // isGone reports whether the candidate is a victim, or one of its pods is in another victim.
 func (t *trial) isGone(v int) bool {
 	return slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.gone[p.UID] })
@@ -128,7 +107,7 @@ func (t *trial) may(v int) bool {
 				uses = map[int]int{}
 			}
 			uses[budget]++
-			if uses[budget] > t.allowed[budget] {
+			if uses[budget] > t.cluster.Allowed[budget] {
 				return false
 			}
 		}
@@ -142,7 +121,7 @@ func (t *trial) evict(v int) {
 	t.count(v, -1)
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		placement.Release(t.cardsOf(place.Node), place.On)
+		placement.Release(t.cluster.Cards[place.Node], place.On)
 		t.cluster.Capacity.Evict(place.Node, p.UID)
 	}
 }
@@ -154,7 +133,7 @@ func (t *trial) restore(v int) (fits bool) {
 	fits = true
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
-		cards := t.cardsOf(place.Node)
+		cards := t.cluster.Cards[place.Node]
 		for _, share := range place.On {
 			if i, ok := placement.Position(cards, share.Card); ok {
 				fits = fits && cards[i].Has(share)
@@ -172,7 +151,7 @@ func (t *trial) count(v, sign int) {
 	for _, p := range t.need.Victims[v].Pods {
 		t.gone[p.UID] = sign < 0
 		for _, budget := range t.cluster.Budgets[p.UID] {
-			t.allowed[budget] += sign
+			t.cluster.Allowed[budget] += sign
 		}
 	}
 }
@@ -185,11 +164,11 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 // place gives the pod a place on the node, if the node has room. The pods before it in the unit must have their places.
 func (t *trial) place(unit, i int, node string) bool {
 	pod := t.need.Units[unit].Pods[i]
-	where, reason := placement.Place(placement.Expected, t.present(node), pod.Demand())
+	where, reason := placement.Place(placement.Expected, t.cluster.Cards[node], pod.Demand())
 	if reason != reasons.Fits || !t.cluster.Capacity.Take(node, pod.UID) {
 		return false
 	}
-	placement.Use(t.cardsOf(node), where)
+	placement.Use(t.cluster.Cards[node], where)
 	t.places[unit] = append(t.places[unit], Place{node, where})
 	return true
 }
@@ -199,7 +178,7 @@ func (t *trial) unplace(unit int) []Place {
 	former := t.places[unit]
 	t.places[unit] = nil
 	for i, place := range former {
-		placement.Release(t.cardsOf(place.Node), place.On)
+		placement.Release(t.cluster.Cards[place.Node], place.On)
 		t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
 	}
 	return former
@@ -210,7 +189,7 @@ func (t *trial) placeAgain(unit int, places []Place) {
 	t.places[unit] = places
 	for i, place := range places {
 		t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
-		placement.Use(t.cardsOf(place.Node), place.On)
+		placement.Use(t.cluster.Cards[place.Node], place.On)
 	}
 }
 
@@ -239,16 +218,6 @@ func (t *trial) placeAll(unit int) bool {
 		}
 	}
 	return true
-}
-
-// undo restores the capacity. It need not restore the cards, which are copies.
-func (t *trial) undo() {
-	for unit := range t.places {
-		t.unplace(unit)
-	}
-	for _, v := range slices.Clone(t.evicted) {
-		t.restore(v)
-	}
 }
 
 func (t *trial) plan() (out Plan) {

@@ -70,7 +70,7 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 	one := demand
 	one.Cards = 1
 	newest := t.need.Victims[t.on[node][0]].Started
-	all := t.cardsOf(node)
+	all := t.cluster.Cards[node]
 	for i := range all {
 		c := &all[i]
 		if c.Unhealthy || c.Lacks(&one) || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
@@ -120,7 +120,7 @@ func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Dem
 	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, rest: map[string][]gpu.Memory{}, steps: maxStepsOnCards}
 	var indexes []int
 	for _, c := range cards {
-		indexes = append(indexes, t.cardsOf(node)[c].Index)
+		indexes = append(indexes, t.cluster.Cards[node][c].Index)
 	}
 	alone := map[gpu.PodUID]bool{}
 	for _, v := range t.on[node] {
@@ -171,7 +171,7 @@ func (s *search) decide(i int) {
 		s.record()
 		return
 	}
-	first := &s.cardsOf(s.node)[s.cards[0]]
+	first := &s.cluster.Cards[s.node][s.cards[0]]
 	switch {
 	case i == len(s.pool), s.steps <= 0, s.trial.steps <= 0:
 		return
@@ -209,7 +209,7 @@ func (s *search) freeable(i int) (sum gpu.Memory) {
 
 // fits reports whether the pod fits the cards now.
 func (s *search) fits() bool {
-	cards := s.cardsOf(s.node)
+	cards := s.cluster.Cards[s.node]
 	if slices.ContainsFunc(s.cards, func(i int) bool { return !cards[i].Fits(s.demand) }) {
 		return false
 	}
