@@ -148,7 +148,6 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	p, err := New(options)
 	check.Must(b.t, err)
 	p.registrar.cleanup, p.registrar.absence = time.Millisecond, cmp.Or(b.absence, p.registrar.absence)
-	p.node.pacer = newPacer(time.Millisecond)
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
 	p.service.admitting, p.service.arriving = b.admitting, b.arriving
 	if cards != nil {

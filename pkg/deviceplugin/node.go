@@ -33,7 +33,6 @@ type nodeKeeper struct {
 	client   Client
 	name     string
 	cards    *cardState
-	health   *healthFile
 	events   events.EventRecorder
 	informer cache.SharedIndexInformer
 	wake     background.Signal
@@ -44,25 +43,30 @@ type nodeKeeper struct {
 	disableIsolation atomic.Bool
 	isolator         *isolator
 	slices           *sliceWatch
-	// pacer spaces the writes. contested spaces the reports of another writer. Only Run uses them.
-	pacer     *pacer
+	// last is the annotation that was written last. repeats limits how often it is written again, and contested how often another writer is
+	// reported. Only Run uses them.
+	last      string
+	repeats   *rate.Limiter
 	contested rate.Sometimes
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
 
+// manyRepeats is how often the inventory can be written again at once. More are likely due to something else than a delay of the watch.
+const manyRepeats = 5
+
 func newNodeKeeper(
-	client Client, name string, cards *cardState, health *healthFile, recorder events.EventRecorder, isolator *isolator,
+	client Client, name string, cards *cardState, recorder events.EventRecorder, isolator *isolator,
 ) (*nodeKeeper, error) {
 	informer, err := newInformer(client.Nodes, &corev1.Node{}, fields.OneTermEqualSelector(metav1.ObjectNameField, name), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the node: %w", err)
 	}
 	k := &nodeKeeper{
-		client: client, name: name, cards: cards, health: health, events: recorder, isolator: isolator, informer: informer,
+		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
 		wake: background.NewSignal(), written: make(chan struct{}),
-		pacer: newPacer(time.Second), contested: rate.Sometimes{Interval: time.Hour},
+		repeats: rate.NewLimiter(rate.Every(nodeRecheck), manyRepeats), contested: rate.Sometimes{Interval: time.Hour},
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { k.wake.Raise() },
@@ -171,7 +175,6 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 	if _, _, problem := k.cards.Get(); problem != nil {
 		return nodeRecheck, nil // No inventory is written for cards that aren't offered.
 	}
-	saved := k.health.Version()
 	inventory, former := k.cards.Inventory(), k.Inventory()
 	keepHealthy(&inventory, former)
 	driver, known := k.slices.Driver()
@@ -185,28 +188,31 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	amounts := amounts(inventory.Cards)
-	if node.Annotations[protocol.AnnotationInventory] == annotation && has(node.Status.Capacity, amounts) && has(node.Status.Allocatable, amounts) {
-		k.pacer.Kept(time.Now())
-	} else if pause := k.pacer.Wait(annotation, time.Now()); pause > 0 {
-		return pause, nil
-	} else if err := k.write(ctx, annotation, amounts); err != nil {
-		return 0, err
+	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
+		if pause := k.pause(ctx, annotation); pause > 0 {
+			return pause, nil
+		}
+		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
+			return 0, fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
+		}
+		k.last = annotation
 	}
-	k.health.Remove(saved)
 	if !k.Written() {
 		close(k.written)
 	}
 	return nodeRecheck, nil
 }
 
-// write writes the inventory and the amounts.
-func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[corev1.ResourceName]*resource.Quantity) error {
-	k.pacer.Tried(time.Now())
-	if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
-		return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
+// pause returns how long to wait before the annotation may be written. A new one needs no wait. One that was written before was undone: two
+// plugins with different configurations see each other's writes at once, and would write without end.
+func (k *nodeKeeper) pause(ctx context.Context, annotation string) time.Duration {
+	if annotation != k.last {
+		return 0
 	}
-	k.pacer.Written(annotation)
-	if k.pacer.undone >= manyUndone {
+	repeat := k.repeats.Reserve()
+	pause := repeat.Delay()
+	if pause > 0 {
+		repeat.Cancel()
 		k.contested.Do(func() {
 			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)
 			k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventContested,
@@ -214,7 +220,7 @@ func (k *nodeKeeper) write(ctx context.Context, annotation string, amounts map[c
 					"here, with another configuration: look for it with kubectl get pods -A --field-selector spec.nodeName=%s", k.name)
 		})
 	}
-	return nil
+	return pause
 }
 
 // keepHealthy lists cards as healthy of which the kubelet doesn't have the devices yet, if they were in the former inventory: a

@@ -68,7 +68,6 @@ type Plugin struct {
 	options    Options
 	metrics    *metrics
 	cards      *cardState
-	health     *healthFile
 	pods       *podSource
 	node       *nodeKeeper
 	annotator  *annotator
@@ -96,14 +95,13 @@ func New(o Options) (*Plugin, error) {
 		logger: klog.Background(), interval: time.Second, admitting: time.Second, arriving: 100 * time.Millisecond, ending: make(chan struct{}),
 	}}
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
-	p.health = newHealthFile(o.Directory, o.BootID)
 	p.metrics = newMetrics(p.service.Listening)
 	var err error
 	if p.pods, err = newPodSource(o.Client, o.NodeName); err != nil {
 		return nil, err
 	}
 	p.addIsolator()
-	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, p.health, o.Events, p.isolator); err != nil {
+	if p.node, err = newNodeKeeper(o.Client, o.NodeName, p.cards, o.Events, p.isolator); err != nil {
 		return nil, err
 	}
 	if p.resources, err = newPodResources(o.PodResourcesSocket); err != nil {
@@ -221,7 +219,6 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 	if inventory.Simulated != p.options.Simulated {
 		return nil, ""
 	}
-	p.health.Restore(&inventory)
 	for i := range inventory.Cards {
 		card := &inventory.Cards[i]
 		card.Memory = unit.Count(inventory.Unit.Bytes(card.Memory))
@@ -234,7 +231,6 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 // used, and empty otherwise.
 func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
 	p.cards.Set(unit, cards, adapters, moved, problem)
-	p.health.Save(cards)
 	p.isolator.Check()
 	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.
 		p.annotator.queue.Add(uid)
