@@ -43,7 +43,7 @@ type Diagnoser struct {
 	eligibleKept int
 	rooms        map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
-	messages map[string]*rejection
+	messages map[string]*reasons.Rejection
 }
 
 // NewDiagnoser returns a Diagnoser for the nodes, which must be sorted by name and have cards. pending are all pending pods:
@@ -51,7 +51,7 @@ type Diagnoser struct {
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
 		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), eligible: map[unique.Handle[string]]*eligibleNodes{}, rooms: map[roomKey]room{},
-		messages: map[string]*rejection{},
+		messages: map[string]*reasons.Rejection{},
 	}
 	for _, pod := range pending {
 		if pod.Tried {
@@ -124,7 +124,7 @@ type podCase struct {
 	// untried is how long kube-scheduler has left the pod untried; zero if it tried it.
 	untried time.Duration
 	// rejection is kube-scheduler's; nil if its message is none.
-	rejection *rejection
+	rejection *reasons.Rejection
 	// schedulerActive is true if the pod's scheduler has tried other pods.
 	schedulerActive bool
 }
@@ -152,10 +152,10 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 }
 
 // rejection returns the rejection in a message of kube-scheduler; nil if it is none. Equal pods have equal messages.
-func (d *Diagnoser) rejection(message string) *rejection {
+func (d *Diagnoser) rejection(message string) *reasons.Rejection {
 	found, known := d.messages[message]
 	if !known {
-		if r, rejected := rejectionIn(message); rejected {
+		if r, rejected := reasons.ParseRejection(message); rejected {
 			found = &r
 		}
 		d.messages[message] = found
@@ -239,7 +239,7 @@ func (c *podCase) otherConstraint() bool {
 	if c.rejection == nil {
 		return c.Tried && !c.Failed // A text that is not kube-scheduler's list of nodes says nothing about GPU memory.
 	}
-	return c.rejection.others != ""
+	return c.rejection.Others != ""
 }
 
 // waits reports whether the pod waits for its group, rather than for memory: kube-scheduler doesn't try a member for which the

@@ -29,7 +29,7 @@ func reportedRoom(pod *Pod) room {
 	if !pod.Tried {
 		return room{reason: reasons.Fits, has: "nodes can't be listed"}
 	}
-	rejected, _ := rejectionIn(pod.Message)
+	rejected, _ := reasons.ParseRejection(pod.Message)
 	made := room{reason: reasons.OtherConstraint, message: Excerpt(strings.TrimSuffix(reasons.WithoutPreemption(pod.Message), "."))}
 	if rejected.ReservedText() != "" {
 		made.reason = reasons.ReservedForOther
@@ -45,7 +45,7 @@ func reportedRoom(pod *Pod) room {
 	switch {
 	case pod.Failed:
 		made.reason = reasons.SchedulerError
-	case rejected.Text != "" && rejected.others == "":
+	case rejected.Text != "" && rejected.Others == "":
 		made.reason = reasons.NoNode
 	}
 	return made

@@ -3,7 +3,6 @@ package diagnosis
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"unique"
 
@@ -315,14 +314,6 @@ func withUsed(cards []placement.Card, where gpu.Placement, change func(*placemen
 		}
 	}
 	return cards
-}
-
-// bytes converts an amount to bytes, to compare amounts of nodes with different units. It saturates.
-func (n *Node) bytes(m gpu.Memory) gpu.Memory {
-	if unit := gpu.Memory(n.Unit); unit > 0 && m > math.MaxInt64/unit {
-		return math.MaxInt64
-	}
-	return m * gpu.Memory(n.Unit)
 }
 
 // compare compares what two nodes have free: first the number of cards with room, then their figures.

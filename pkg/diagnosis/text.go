@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -30,10 +31,10 @@ func (c *podCase) more() string {
 
 // alsoSaid returns what kube-scheduler says about nodes besides what the extender and a Diagnoser check.
 func (c *podCase) alsoSaid() string {
-	if c.rejection == nil || c.rejection.others == "" {
+	if c.rejection == nil || c.rejection.Others == "" {
 		return ""
 	}
-	return "; kube-scheduler also says: " + Excerpt(c.rejection.others)
+	return "; kube-scheduler also says: " + Excerpt(c.rejection.Others)
 }
 
 func (c *podCase) waitText() string {
@@ -375,6 +376,16 @@ func coarse(d time.Duration) string {
 
 // maxNames is how many names a message has in a row, such as the names of the nodes for one reason.
 const maxNames = 3
+
+// Excerpt returns a text of kube-scheduler in one line of at most 300 characters.
+func Excerpt(text string) string {
+	const limit = 300
+	text = strings.Join(strings.Fields(text), " ")
+	if utf8.RuneCountInString(text) <= limit {
+		return text
+	}
+	return strings.TrimSpace(string([]rune(text)[:limit-1])) + "…"
+}
 
 // FirstOf returns the first of the names, and the number of others.
 func FirstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }

@@ -56,6 +56,14 @@ func (u Unit) String() string {
 	return strconv.FormatInt(int64(u), 10) + "B"
 }
 
+// MarshalText returns String for JSON and YAML, and nothing for the zero Unit, which is unknown.
+func (u Unit) MarshalText() ([]byte, error) {
+	if u == 0 {
+		return nil, nil
+	}
+	return []byte(u.String()), nil
+}
+
 // Count returns the number of whole units in bytes. The remainder can't be allocated.
 func (u Unit) Count(bytes uint64) Memory {
 	if u <= 0 {

@@ -140,7 +140,7 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 		existing[object.Name] = true
 		if node := buildNode(object, bound[object.Name], 0, state(object.Name)); len(node.Cards) > 0 {
 			r.Nodes = append(r.Nodes, node)
-			units[gpu.Unit(node.Unit)] = append(units[gpu.Unit(node.Unit)], node.Name)
+			units[node.Unit] = append(units[node.Unit], node.Name)
 		} else {
 			cardless = append(cardless, object)
 		}
@@ -179,18 +179,18 @@ func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod, state *l
 		for _, pod := range pods {
 			largest.Memory = max(largest.Memory, protocol.PodRequest(pod))
 		}
-		unit = Unit(gpu.UnitOf(0, []gpu.Card{largest}))
+		unit = gpu.UnitOf(0, []gpu.Card{largest})
 	}
 	return buildNode(object, pods, unit, state)
 }
 
 // buildNode returns the node with its pods. unit is the unit of a node without cards, state what the ledger has of it.
-func buildNode(object *corev1.Node, pods []*corev1.Pod, unit Unit, state *ledger.Node) Node {
+func buildNode(object *corev1.Node, pods []*corev1.Pod, unit gpu.Unit, state *ledger.Node) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{
 		Name: object.Name, Address: address(object), Simulated: parsed.Simulated, Problems: []string{}, Cards: []Card{}, Pods: []Pod{},
 	}
-	node.Unit, node.UnitInferred = Unit(gpu.UnitOf(state.Unit, state.Cards)), state.Unit == 0
+	node.Unit, node.UnitInferred = gpu.UnitOf(state.Unit, state.Cards), state.Unit == 0
 	if len(state.Cards) == 0 {
 		node.Unit = unit
 	}
@@ -363,10 +363,10 @@ func sumUp(nodes []Node) Cluster {
 		sum.Unit = nodes[0].Unit
 	}
 	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit != sum.Unit }) {
-		sum.Unit = Unit(gpu.GiB)
+		sum.Unit = gpu.GiB
 	}
 	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit%sum.Unit != 0 }) {
-		sum.Unit = Unit(gpu.MiB)
+		sum.Unit = gpu.MiB
 	}
 	for _, node := range nodes {
 		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))
@@ -379,7 +379,7 @@ func sumUp(nodes []Node) Cluster {
 }
 
 // convert converts memory to a smaller unit. It saturates.
-func convert(memory gpu.Memory, from, to Unit) gpu.Memory {
+func convert(memory gpu.Memory, from, to gpu.Unit) gpu.Memory {
 	factor := gpu.Memory(from / to)
 	if product := memory * factor; factor == 0 || product/factor == memory {
 		return product

@@ -40,7 +40,7 @@ type Report struct {
 
 // Sum is allocated and total memory, in units of Unit.
 type Sum struct {
-	Unit      Unit       `json:"unit"`
+	Unit      gpu.Unit   `json:"unit"`
 	Allocated gpu.Memory `json:"allocated"`
 	Total     gpu.Memory `json:"total"`
 	// Percent is Allocated in percent of Total, rounded down.
@@ -192,20 +192,6 @@ type RequestProblem struct {
 	Node    string `json:"node,omitempty"`
 	Problem string `json:"problem"`
 }
-
-// Unit is a gpu.Unit that is marshaled as its name, such as "GiB". The zero Unit, of a report without nodes, is "".
-type Unit gpu.Unit
-
-// String returns the unit's name.
-func (u Unit) String() string {
-	if u == 0 {
-		return ""
-	}
-	return gpu.Unit(u).String()
-}
-
-// MarshalText returns the unit's name, for JSON and YAML.
-func (u Unit) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
 // InNamespace returns the report without the pods of other namespaces. The sums and cards still include them.
 func (r Report) InNamespace(namespace string) Report {

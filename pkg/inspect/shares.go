@@ -178,21 +178,21 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	pending := map[gpu.PodUID]*diagnosis.Pod{}
 	var members []gang.Member
 	for _, object := range objects.Pods {
-		pod := sharePod(object)
-		if protocol.InGroup(object) && !settings.WithoutGroups {
-			m := clustercache.NewPodInfo(object).Member
-			pod.Group, members = m.Gang, append(members, *m)
+		info := clustercache.NewPodInfo(object)
+		nodes.SetPod(&info.PodUse)
+		pod := dispatch.Pod{
+			Pod: info.Pod, Created: object.CreationTimestamp.Time, Node: info.Node, Ended: info.Ended, Gated: info.Gated, Constraints: info.Constraints,
+			GatedOtherwise: info.GatedOtherwise || info.RequestError != "", // A pod that no node can give what it asks for gets no turn.
 		}
-		outline, _ := protocol.Outline(object)
-		pod.Constraints = eligibility.ConstraintsOf(outline)
-		nodes.SetPod(&eligibility.PodUse{Pod: pod.Pod, Constraints: pod.Constraints})
-		if pod.Request > 0 && pod.Node == "" && !pod.Leaving {
+		if protocol.InGroup(object) && !settings.WithoutGroups {
+			pod.Group, members = info.Member.Gang, append(members, *info.Member)
+		}
+		if info.Pending != nil {
 			ungated := *object
 			// What else keeps it pending? That no scheduler has tried it says nothing.
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
-			pod.GatedOtherwise = pod.GatedOtherwise || pending[pod.UID].RequestError != "" // It gets no turn.
-			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pending[pod.UID].Constraints.Value()))
+			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pod.Constraints.Value()))
 		}
 		pods = append(pods, pod)
 	}
@@ -236,15 +236,6 @@ func usableNodes(objects []*corev1.Node) (*eligibility.Cluster, string) {
 		}
 	}
 	return nodes, diagnosis.UnitsProblem(units)
-}
-
-func sharePod(object *corev1.Pod) dispatch.Pod {
-	pod := dispatch.Pod{Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Node: object.Spec.NodeName, Ended: protocol.Terminal(object)}
-	for _, gate := range object.Spec.SchedulingGates {
-		pod.Gated = pod.Gated || gate.Name == protocol.GateFairShare
-		pod.GatedOtherwise = pod.GatedOtherwise || gate.Name != protocol.GateFairShare
-	}
-	return pod
 }
 
 func (o *options) drawShares(shares Shares) (page, error) {

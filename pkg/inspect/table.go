@@ -164,7 +164,7 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 			add("RDMA", rdmaPorts)
 		}
 		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Stranded != placement.Stranded{} }) {
-			add("STRANDED", func(n *Node) string { return cmp.Or(n.Stranded.Text(gpu.Unit(n.Unit)), "-") })
+			add("STRANDED", func(n *Node) string { return cmp.Or(n.Stranded.Text(n.Unit), "-") })
 		}
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}
@@ -237,7 +237,7 @@ func largestFreeText(report Report) string {
 	if cluster.LargestFree == 0 {
 		return "Largest Free Piece: none"
 	}
-	unit := gpu.Unit(cluster.Unit)
+	unit := cluster.Unit
 	where := someNames(report.Nodes, func(n *Node) bool { return convert(n.LargestFree, n.Unit, cluster.Unit) == cluster.LargestFree })
 	return fmt.Sprintf("Largest Free Piece: %s of %s free, on %s", unit.Format(cluster.LargestFree), unit.Format(cluster.Free), where)
 }

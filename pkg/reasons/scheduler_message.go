@@ -3,6 +3,7 @@ package reasons
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,11 +23,11 @@ import (
 //     tries such a pod again after its back-off, so the message is never older than some seconds.
 //   - Reason SchedulingGated: written by the API server when the pod is created.
 
-// InsufficientMemory and InsufficientCores are kube-scheduler's reasons for nodes that lack one of our resources in sum
+// insufficientMemory and insufficientCores are kube-scheduler's reasons for nodes that lack one of our resources in sum
 // (k8s.io/kubernetes pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
 const (
-	InsufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
-	InsufficientCores  = "Insufficient " + string(protocol.ResourceCores)
+	insufficientMemory = "Insufficient " + string(protocol.ResourceMemory)
+	insufficientCores  = "Insufficient " + string(protocol.ResourceCores)
 )
 
 // Rejection is the text of a FitError.
@@ -37,6 +38,9 @@ type Rejection struct {
 	Text string
 	// Parts are the reasons with their nodes; none if Text is that of a PreFilter plugin.
 	Parts []Part
+	// Others are the reasons of nodes that were rejected neither for GPU memory or the pod's group, nor for what package diagnosis checks itself; empty
+	// if there are none.
+	Others string
 }
 
 // Part is the nodes of a Rejection that have the same reason.
@@ -45,7 +49,7 @@ type Part struct {
 	// Text is the reason in kube-scheduler's message.
 	Text string
 	// Reason is what it says of the pod: the extender's reason of a node, Full for nodes that lack memory or cores in sum, WaitsForGroup
-	// or WaitsForTurn; OtherConstraint for a text that neither the extender nor kube-scheduler writes about GPU memory.
+	// or WaitsForTurn, NoNode for nodes that the pod can't use by its constraints or theirs; OtherConstraint for any other text.
 	Reason Reason
 }
 
@@ -81,11 +85,38 @@ func ParseRejection(message string) (r Rejection, ok bool) {
 		}
 		if list[end] == '.' {
 			r.Text = list[:end]
+			r.Others = r.others()
 			return r, true
 		}
 		from = end + len(", ")
 	}
 	return Rejection{}, false // The list has no end.
+}
+
+func (r *Rejection) others() string {
+	if len(r.Parts) == 0 {
+		return r.Text
+	}
+	unexplained := r.Nodes
+	var others []string
+	short := map[string]int{}
+	for _, part := range r.Parts {
+		// No node has two of these reasons, except that one can lack both memory and cores: the extender isn't called for it.
+		switch {
+		case part.Text == insufficientMemory, part.Text == insufficientCores:
+			short[part.Text] = part.Nodes
+		case part.Reason != OtherConstraint && part.Reason != WaitsForTurn:
+			unexplained -= part.Nodes
+		default:
+			others = append(others, fmt.Sprintf("%d %s", part.Nodes, part.Text))
+		}
+	}
+	// As many nodes as possible lack both, so that no node's other reason is left out.
+	unexplained -= max(short[insufficientMemory], short[insufficientCores])
+	if unexplained <= 0 { // A node that lacks GPU memory can have other reasons too.
+		return ""
+	}
+	return strings.Join(others, ", ")
 }
 
 // String returns the text of the FitError without what preemption found.
@@ -99,7 +130,7 @@ func reasonOf(text string) Reason {
 	switch {
 	case known:
 		return reason
-	case text == InsufficientMemory, text == InsufficientCores:
+	case text == insufficientMemory, text == insufficientCores:
 		return Full
 	case text == AwaitsTurn:
 		return WaitsForTurn
@@ -109,8 +140,17 @@ func reasonOf(text string) Reason {
 		return ResourcesReserved
 	case strings.HasPrefix(text, groupPrefix):
 		return WaitsForGroup
+	case slices.ContainsFunc(unusable, func(prefix string) bool { return strings.HasPrefix(text, prefix) }):
+		return NoNode
 	}
 	return OtherConstraint
+}
+
+// unusable are the beginnings of kube-scheduler's reasons for nodes that a pod can't use (the constants of the plugins TaintToleration,
+// NodeAffinity and NodeUnschedulable, and schedule_one.go, findNodesThatFitPod).
+var unusable = []string{
+	"node(s) had untolerated taint", "node(s) had taints that the pod didn't tolerate", "node(s) didn't match Pod's node affinity/selector",
+	"node(s) were unschedulable", "node(s) didn't satisfy plugin(s) [NodeAffinity]",
 }
 
 // byText are the reasons of nodes by their texts, except those that name an item.
