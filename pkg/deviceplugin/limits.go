@@ -99,9 +99,11 @@ func (w *limitWatch) cardOf(uid gpu.PodUID, row protocol.ContainerUsage) string 
 	return fmt.Sprintf(", card %d", row.Card)
 }
 
-// addNotReadBack adds the pods of which containers were given a limit that can't be read back.
+// addNotReadBack adds the pods of which containers were given a limit that can't be read back. Of an init container that doesn't run, no limit has
+// to be in force.
 func (w *limitWatch) addNotReadBack(found map[gpu.PodUID]protocol.PodIsolation) {
 	for uid, containers := range w.record.Snapshot() {
+		pod, _ := w.pods.ByUID(uid)
 		for _, name := range slices.Sorted(maps.Keys(containers)) {
 			given := containers[name]
 			state, has := found[uid]
@@ -111,8 +113,10 @@ func (w *limitWatch) addNotReadBack(found map[gpu.PodUID]protocol.PodIsolation) 
 			if !has {
 				state.Mode = given.Mode
 			}
+			init := slices.ContainsFunc(pod.Containers, func(c allocation.Container) bool { return c.Name == name && c.Init })
+			ended := init && w.pods.Instance(allocation.ContainerKey{UID: uid, Name: name}) == ""
 			for _, share := range given.Cards {
-				if err := w.checkInForce(given.Mode, share.Card); err != nil {
+				if err := w.checkInForce(given.Mode, share.Card); err != nil && !ended {
 					state.Problem = "container " + name + ": " + err.Error()
 				}
 			}

@@ -197,12 +197,13 @@ func (serverOnly) Processes(string) ([]inventory.Process, error) {
 	return []inventory.Process{{PID: os.Getpid(), Bytes: 7}}, nil
 }
 
-// A node isn't drained before mode mps is switched off: a container that restarts runs without a limit.
+// A node isn't drained before mode mps is switched off: a container that restarts runs without a limit. An init container that has ended doesn't.
 func TestLimitByMPSWithoutDaemon(t *testing.T) {
 	b, k, p, _ := startMPS(t, volta, reservedCards())
-	pod := newPod("a", main(2), assumed(0, 1))
-	b.create(p, pod)
+	pod, ended := newPod("a", main(2), assumed(0, 1)), newPod("b", initStep(2), main(0), assumed(0, 2))
+	b.create(p, pod, ended)
 	k.mustAdmit(pod)
+	k.mustAdmit(ended)
 	annotated := func(driver limiter, want string) {
 		t.Helper()
 		await.True(t, "the annotation "+want, func() bool {
@@ -220,4 +221,7 @@ func TestLimitByMPSWithoutDaemon(t *testing.T) {
 	off.compute.Mode = inventory.ComputeDefault
 	annotated(off, "mps: container main: the compute mode of its card is DEFAULT, in which programs need no MPS daemon")
 	b.awaitEvent("GPULimitNotInForce container main: the compute mode")
+	if state, _ := p.limits.Isolation("uid-b"); state.String() != "mps" {
+		t.Errorf("of the pod whose init container has ended, it says %q", state)
+	}
 }
