@@ -17,6 +17,11 @@ import (
 // ends the stream and the node's allocatable drops to zero, while the registration still counts as successful.
 const maxMessage = 4 << 20
 
+// manyDevices is the number of devices from which the plugin warns of the kubelet's feature gate ResourceHealthStatus: with it, the kubelet searches
+// the devices of all pods for each device that is new or has changed its health, in seconds to minutes (docs/units.md; k8s.io/kubernetes
+// pkg/kubelet/cm/devicemanager/manager.go, genericDeviceUpdateCallback).
+const manyDevices = 8000
+
 // Device IDs contain numbers in base 62. The kubelet sends every single ID, checkpoints it and writes it to the pod's status,
 // so each character costs.
 //
@@ -91,11 +96,7 @@ func evenlyOf(cards []int, ids []string) bool {
 // devices returns one device for each unit of each card. The devices have no topology: with one, the kubelet's NUMA alignment
 // would select devices of other cards than the one that was chosen for the pod.
 func devices(cards []gpu.Card) []*pluginapi.Device {
-	var total gpu.Memory
-	for _, c := range cards {
-		total = total.Add(c.Memory)
-	}
-	out := make([]*pluginapi.Device, 0, total)
+	out := make([]*pluginapi.Device, 0, countDevices(cards))
 	for _, c := range cards {
 		health := pluginapi.Healthy
 		if !c.Healthy() {
@@ -106,6 +107,14 @@ func devices(cards []gpu.Card) []*pluginapi.Device {
 		}
 	}
 	return out
+}
+
+// countDevices returns the number of devices of the cards.
+func countDevices(cards []gpu.Card) (total gpu.Memory) {
+	for _, c := range cards {
+		total = total.Add(c.Memory)
+	}
+	return total
 }
 
 // messageSize returns the size in bytes of the largest ListAndWatch message for these cards. It is the message in which all
