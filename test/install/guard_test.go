@@ -825,9 +825,9 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 	}
 }
 
-// TestRuntimeClassWarning: where NVIDIA's runtime isn't the nodes' default, a user is warned of a template that doesn't name it: its containers would
-// start, and find no card.
-func TestRuntimeClassWarning(t *testing.T) {
+// TestWarnings: users are warned of what Kubernetes accepts and ignores: a quota on a key that limits nothing and, where NVIDIA's runtime isn't the
+// nodes' default, a template that doesn't name it, whose containers would start and find no card.
+func TestWarnings(t *testing.T) {
 	t.Parallel()
 	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
 	h := newHelm(t, c.KubeconfigPath)
@@ -836,31 +836,51 @@ func TestRuntimeClassWarning(t *testing.T) {
 	config.WarningHandler = &got
 	client, err := kubernetes.NewForConfig(config)
 	must(t, err)
-	warned := func(class *string, request int64) string {
+	warned := func(err error) string {
 		t.Helper()
-		got.texts = nil
-		pod := gpuPod("x", "none", request)
-		pod.Spec.RestartPolicy, pod.Spec.RuntimeClassName = corev1.RestartPolicyNever, class
-		job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: pod.Spec}}}
-		_, err := client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), job, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		must(t, err)
+		defer func() { got.texts = nil }()
 		return strings.Join(got.texts, "; ")
 	}
-	const want = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	job := func(class *string) string {
+		t.Helper()
+		pod := gpuPod("x", "none", 1)
+		pod.Spec.RestartPolicy, pod.Spec.RuntimeClassName = corev1.RestartPolicyNever, class
+		object := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: pod.Spec}}}
+		_, err := client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
+		return warned(err)
+	}
+	quota := func(key corev1.ResourceName) string {
+		t.Helper()
+		object := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{key: resource.MustParse("32")}}}
+		_, err := client.CoreV1().ResourceQuotas(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
+		return warned(err)
+	}
+	const noCard = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
 	h.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=devicePlugin.runtimeClassName=nvidia")
 	framework.Eventually(t, "the policy warns", func(context.Context) error {
-		if all := warned(nil, 1); !strings.HasSuffix(all, want) {
+		if all := job(nil); !strings.HasSuffix(all, noCard) {
 			return fmt.Errorf("warned %q", all)
 		}
 		return nil
 	})
-	if all := warned(ptr.To("nvidia"), 1); all != "" {
+	if all := job(ptr.To("nvidia")); all != "" {
 		t.Errorf("with the class: warned %q", all)
+	}
+	const noQuota = " limits nothing: write requests.aliyun.com/gpu-mem, or requests.aliyun.com/gpu-core.percentage"
+	for key, limits := range map[corev1.ResourceName]bool{
+		"requests.aliyun.com/gpu-mem": true, "requests.aliyun.com/gpu-core.percentage": true, "requests.nvidia.com/gpu": true, "limits.cpu": true,
+		"limits.aliyun.com/gpu-mem": false, "requests.aliyun.com/gpumem": false, "requests.aliyun.com/gpu-count": false,
+	} {
+		if all := quota(key); limits && all != "" || !limits && !strings.HasSuffix(all, string(key)+noQuota) {
+			t.Errorf("a quota on %s: warned %q", key, all)
+		}
 	}
 	for _, values := range []string{"devicePlugin.runtimeClassName=", "devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri"} {
 		h.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set="+values)
 		framework.Eventually(t, "the policy doesn't warn with "+values, func(context.Context) error {
-			if all := warned(nil, 1); all != "" {
+			if all := job(nil); all != "" {
 				return fmt.Errorf("warned %q", all)
 			}
 			return nil
