@@ -66,6 +66,20 @@ func (c Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
+// Claim reads a PersistentVolumeClaim.
+func (c Client) Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// Volume reads a PersistentVolume.
+func (c Client) Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+}
+
 // Evict requests the eviction of a pod; a dry run checks whether it would be granted. A disruption budget can reject both. grace is the grace
 // period in seconds; nil means the pod's own.
 func (c Client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {

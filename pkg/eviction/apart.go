@@ -21,7 +21,7 @@ func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string,
 	if len(antiAffinity(pod)) == 0 && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
 		return false, nil
 	}
-	others, err := r.nodes.PodsOn(ctx, node)
+	others, err := r.reads.PodsOn(ctx, node)
 	if err != nil {
 		return false, fmt.Errorf("listing the pods of node %s: %w", node, err)
 	}

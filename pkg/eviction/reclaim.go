@@ -42,13 +42,21 @@ type ReclaimObserver interface {
 type Reclaimer struct {
 	Options
 	executor *Executor
-	nodes    NodeAPI
+	reads    ReclaimAPI
 	capacity func() reclaim.Capacity
 }
 
+// ReclaimAPI is the part of package apiserver that a Reclaimer uses beside API.
+type ReclaimAPI interface {
+	NodeAPI
+	// Claim and Volume read a PersistentVolumeClaim and a PersistentVolume.
+	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
+	Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
+}
+
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(x *Executor, nodes NodeAPI, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{Options: x.Options, executor: x, nodes: nodes, capacity: capacity}
+func NewReclaimer(x *Executor, reads ReclaimAPI, capacity func() reclaim.Capacity) *Reclaimer {
+	return &Reclaimer{Options: x.Options, executor: x, reads: reads, capacity: capacity}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
@@ -108,8 +116,8 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		} else if len(excluded) > 0 {
 			for _, u := range need.Units {
 				for i, p := range u.Pods {
-					if node, found := excluded[p.UID]; found {
-						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(name string) bool { return node == anyNode || name == node })
+					if excludes, found := excluded[p.UID]; found {
+						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), excludes)
 					}
 				}
 			}
@@ -125,37 +133,52 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	return plan, false, err
 }
 
-// anyNode stands for all nodes.
-const anyNode = ""
-
-// excluded reads the pods of the plan that wait. It returns the node of each pod for which required anti-affinity excludes it; anyNode if the pod
-// doesn't wait any more.
-func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]string, err error) {
+// excluded returns the pods of the plan that can't be placed on their nodes, each with a function that reports whether it can't use a node.
+func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]func(node string) bool, err error) {
 	var mu sync.Mutex
-	excluded = map[gpu.PodUID]string{}
+	excluded = map[gpu.PodUID]func(node string) bool{}
 	gone := victimUIDs(plan)
 	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {
 			group.Go(func() error {
-				node := served.Places[i].Node
-				live, err := r.readUnbound(ctx, pod.Pod)
-				var kept bool
-				if errors.Is(err, errOutdated) {
-					node, kept, err = anyNode, true, nil
-				} else if err == nil {
-					kept, err = r.keptApart(ctx, live, node, gone)
-				}
+				excludes, err := r.excludes(ctx, pod.Pod, served.Places[i].Node, gone)
 				mu.Lock()
 				defer mu.Unlock()
-				if kept {
-					excluded[pod.UID] = node
+				if excludes != nil {
+					excluded[pod.UID] = excludes
 				}
 				return err
 			})
 		}
 	}
 	return excluded, group.Wait()
+}
+
+// excludes reads a pod that waits. If it can't be placed on the node, the result reports of each node whether it can't use it: of all, if it doesn't
+// wait any more or lacks a volume; of those that don't reach its volumes; or of this one, for required anti-affinity.
+func (r *Reclaimer) excludes(ctx context.Context, pod gpu.Pod, node string, victims map[gpu.PodUID]bool) (excludes func(node string) bool, err error) {
+	all := func(string) bool { return true }
+	live, err := r.readUnbound(ctx, pod)
+	if errors.Is(err, errOutdated) {
+		return all, nil
+	} else if err != nil {
+		return nil, err
+	}
+	volumes, exist, err := r.volumes(ctx, live)
+	switch outOfReach := func(node string) bool { return r.outOfReach(volumes, node) }; {
+	case err != nil:
+		return nil, err
+	case !exist:
+		return all, nil
+	case outOfReach(node):
+		return outOfReach, nil
+	}
+	kept, err := r.keptApart(ctx, live, node, victims)
+	if kept {
+		excludes = func(name string) bool { return name == node }
+	}
+	return excludes, err
 }
 
 // victims returns the victims of a plan with the messages of their Events.

@@ -199,7 +199,30 @@ func TestReclaimer(t *testing.T) {
 				f.server.Set(fake.Edited(fake.Pod("db-"+node, 0, fake.Bound(node, 0)), fake.Label("db")))
 			}
 		}, false, nil, nil},
-		"a mirror pod stays": {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[1], fake.Mirror)) }, true, []string{"?b1", "b1"}, nil},
+		"its volume can't be used on the node": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, withClaim("data")))
+			f.server.SetClaim("data", volumeOn("n2"))
+		}, true, []string{"?b3", "b3"}, nil},
+		"its ephemeral volume can't": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) {
+				p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+			}))
+			f.server.SetClaim("a-scratch", volumeOn("n2"))
+		}, true, []string{"?b3", "b3"}, nil},
+		"its volume can be used on no node": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, withClaim("data")))
+			f.server.SetClaim("data", volumeOn("n3"))
+		}, false, nil, nil},
+		"its volume can be used anywhere": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, withClaim("data")))
+			f.server.SetClaim("data", &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "anywhere"}})
+		}, true, []string{"?b2", "b2"}, nil},
+		"its claim has no volume yet": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, withClaim("data")))
+			f.server.SetClaim("data", nil)
+		}, true, []string{"?b2", "b2"}, nil},
+		"its claim is missing": {func(f *reclaimFixture) { f.server.Set(fake.Edited(f.a, withClaim("data"))) }, false, nil, nil},
+		"a mirror pod stays":   {func(f *reclaimFixture) { f.cluster.report(fake.Edited(f.b[1], fake.Mirror)) }, true, []string{"?b1", "b1"}, nil},
 		"a budget allows none": {func(f *reclaimFixture) {
 			f.cluster.report(fake.Edited(f.b[1], fake.Label("x")))
 			f.cluster.budgets = append(f.cluster.budgets, fake.Budget("x", "x", 0))
@@ -239,6 +262,28 @@ func apartFrom(app, namespace string) func(*corev1.Pod) {
 			term.Namespaces = []string{namespace}
 		}
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
+	}
+}
+
+// withClaim gives a pod a claim.
+func withClaim(name string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+		}}}
+	}
+}
+
+// volumeOn returns a volume that can be used on one node.
+func volumeOn(node string) *corev1.PersistentVolume {
+	term := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+		{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+	}}
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "on-" + node},
+		Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{
+			Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}},
+		}},
 	}
 }
 

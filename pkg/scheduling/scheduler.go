@@ -33,6 +33,7 @@ import (
 type API interface {
 	binding.API
 	eviction.API
+	eviction.ReclaimAPI
 	sampling.API
 	AnnotateNode(ctx context.Context, node, key, value string) error
 	// OpenGate removes one scheduling gate of a pod.

@@ -235,6 +235,19 @@ func (c client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return out, nil
 }
 
+// Claim implements API: the claims of pods are missing.
+func (c client) Claim(ctx context.Context, _, name string) (*corev1.PersistentVolumeClaim, error) {
+	if err := c.reach(ctx); err != nil {
+		return nil, err
+	}
+	return nil, notFound(name)
+}
+
+// Volume implements API.
+func (client) Volume(_ context.Context, name string) (*corev1.PersistentVolume, error) {
+	return nil, notFound(name)
+}
+
 // Evict implements API.
 func (c client) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
 	if err := c.reach(ctx); err != nil {

@@ -25,8 +25,10 @@ type Server struct {
 	pods map[types.NamespacedName]*corev1.Pod
 	// configMaps are the ConfigMaps; their resource version is the number of writes.
 	configMaps map[types.NamespacedName]*corev1.ConfigMap
-	answers    Answers
-	calls      Calls
+	// claims are the volumes of the claims; nil for a claim that isn't bound.
+	claims  map[types.NamespacedName]*corev1.PersistentVolume
+	answers Answers
+	calls   Calls
 }
 
 // Answers replace the answers of a Server.
@@ -63,7 +65,10 @@ var PodResource = corev1.Resource("pods")
 
 // NewServer returns a Server that has the pods.
 func NewServer(pods ...*corev1.Pod) *Server {
-	s := &Server{pods: map[types.NamespacedName]*corev1.Pod{}, configMaps: map[types.NamespacedName]*corev1.ConfigMap{}}
+	s := &Server{
+		pods: map[types.NamespacedName]*corev1.Pod{}, configMaps: map[types.NamespacedName]*corev1.ConfigMap{},
+		claims: map[types.NamespacedName]*corev1.PersistentVolume{},
+	}
 	for _, pod := range pods {
 		s.Set(pod)
 	}
@@ -179,6 +184,46 @@ func (s *Server) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) 
 		}
 	}
 	return pods, nil
+}
+
+// SetClaim creates or replaces a claim in the namespace of pods, bound to the volume, or to none if it is nil.
+func (s *Server) SetClaim(name string, volume *corev1.PersistentVolume) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.claims[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: name}] = volume
+}
+
+// Claim reads a PersistentVolumeClaim.
+func (s *Server) Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.read(ctx); err != nil {
+		return nil, err
+	}
+	volume, found := s.claims[types.NamespacedName{Namespace: namespace, Name: name}]
+	if !found {
+		return nil, apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), name)
+	}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	if volume != nil {
+		claim.Spec.VolumeName = volume.Name
+	}
+	return claim, nil
+}
+
+// Volume reads a PersistentVolume.
+func (s *Server) Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.read(ctx); err != nil {
+		return nil, err
+	}
+	for _, volume := range s.claims {
+		if volume != nil && volume.Name == name {
+			return volume.DeepCopy(), nil
+		}
+	}
+	return nil, apierrors.NewNotFound(corev1.Resource("persistentvolumes"), name)
 }
 
 // read counts a read and returns its error. The caller holds mu.

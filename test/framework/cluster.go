@@ -156,7 +156,8 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 func (c *Cluster) AllowFairShare(ctx context.Context) error {
 	return c.allow(ctx, "gpushare-fair-share",
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims", "persistentvolumes"}, Verbs: []string{"get"}})
 }
 
 // allow gives the extender further rights.

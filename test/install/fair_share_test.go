@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -125,7 +126,8 @@ func TestFairShare(t *testing.T) {
 	}
 }
 
-// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more.
+// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more. Her pods have a volume,
+// which the extender reads.
 func TestReclaim(t *testing.T) {
 	c := start(t)
 	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=extender.fairShare.mode=reclaim",
@@ -138,8 +140,11 @@ func TestReclaim(t *testing.T) {
 		c.submit(c.fairPod("bob", fmt.Sprintf("bob-%02d", i), 4, true))
 	}
 	c.waitShares(t, map[string]int{"bob": 8})
+	volume := c.boundClaim("alice", "data")
 	for i := range 6 {
-		c.submit(c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, true))
+		pod := c.fairPod("alice", fmt.Sprintf("alice-%d", i), 4, true)
+		pod.Spec.Volumes = append(pod.Spec.Volumes, volume)
+		c.submit(pod)
 	}
 	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
 	c.until("the Events of the evicted pods", func(context.Context) (bool, error) {
@@ -156,6 +161,29 @@ func TestReclaim(t *testing.T) {
 	}
 	c.waitShares(t, map[string]int{"alice": 4, "bob": 4})
 	c.mustHaveForbiddenNothing()
+}
+
+// boundClaim creates a claim with a volume that can be used on all nodes, and returns the claim as a volume of pods.
+func (c *cluster) boundClaim(namespace, name string) corev1.Volume {
+	c.t.Helper()
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	_, err := c.Client.CoreV1().PersistentVolumes().Create(c.t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: size, AccessModes: modes,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/" + name}},
+		},
+	}, metav1.CreateOptions{})
+	must(c.t, err)
+	_, err = c.Client.CoreV1().PersistentVolumeClaims(namespace).Create(c.t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			VolumeName: name, AccessModes: modes, StorageClassName: new(""), Resources: corev1.VolumeResourceRequirements{Requests: size},
+		},
+	}, metav1.CreateOptions{})
+	must(c.t, err)
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}
 }
 
 // evictedFor returns Bob's pods with an Event of their eviction for another tenant, whose message has the texts.
