@@ -449,7 +449,7 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 		if c.allocated(requests[i].Pod.UID) {
 			continue
 		}
-		if _, ok := ranks.first(requests[i:]).place(requests[i].Pod); !ok {
+		if _, ok := ranks.of(&requests[i]).place(requests[i].Pod); !ok {
 			return false
 		}
 	}

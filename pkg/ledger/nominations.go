@@ -44,7 +44,7 @@ func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) [
 	for i := range requests {
 		uid := requests[i].Pod.UID
 		if !l.allocated(uid) && l.reservations.awaited[Nominated][uid] == nil {
-			nodes[i], _ = ranks.first(requests[i:]).place(requests[i].Pod)
+			nodes[i], _ = ranks.of(&requests[i]).place(requests[i].Pod)
 		}
 	}
 	return nodes

@@ -52,14 +52,12 @@ func keyOf(names []string) listKey {
 	return listKey{&names[0], len(names)}
 }
 
-// ranking is a heap of the nodes for requests that are alike, the best first. It is built for the second request, because
-// many rankings are used once.
+// ranking is a heap of the nodes for requests that are alike, the best first.
 type ranking struct {
 	*rankings
-	like        Request
-	asker       asker // The pod of like, but its nomination is like any other: the pods that share the ranking see it as used.
-	kind        int   // That of the key.
-	used, built bool
+	like  Request
+	asker asker // The pod of like, but its nomination is like any other: the pods that share the ranking see it as used.
+	kind  int   // That of the key.
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []ranked
 	// refused are the entries of nodes on which a pod could not be placed although it fits their cards. They are tried
@@ -94,16 +92,6 @@ func (r *ranked) before(o *ranked) bool {
 // maxRankings bounds the memory for rankings. Only requests that share no list of nodes need so many rankings, and they use each one once.
 const maxRankings = 64
 
-// first returns the ranking for the first of the requests. If the next one shares it, its heap is used from the beginning, so that the nodes
-// are read once.
-func (r *rankings) first(requests []Request) *ranking {
-	ranking := r.of(&requests[0])
-	if len(requests) > 1 && r.of(&requests[1]) == ranking {
-		ranking.used = true
-	}
-	return ranking
-}
-
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
 	a := r.ledger.asker(&request.Pod, r.unseen)
@@ -118,20 +106,23 @@ func (r *rankings) of(request *Request) *ranking {
 			r.byKey = map[rankingKey]*ranking{}
 		}
 		known = &ranking{rankings: r, like: *request, asker: a, kind: key.kind}
+		known.build()
 		r.byKey[key] = known
 	}
 	return known
 }
 
-// each calls visit with each node that the request fits.
-func (r *ranking) each(visit func(ranked)) {
+// build makes the heap.
+func (r *ranking) build() {
+	r.applied, r.nodes = len(r.changes), make([]ranked, 0, len(r.like.Nodes))
 	for i, name := range r.like.Nodes {
 		if n := r.ledger.nodes[name]; n != nil {
 			if candidate, fits := r.rated(n, i); fits {
-				visit(candidate)
+				r.nodes = append(r.nodes, candidate)
 			}
 		}
 	}
+	heap.Init(r)
 }
 
 // rated returns the node, which is at this position in the list, and whether the request fits it.
@@ -141,45 +132,11 @@ func (r *ranking) rated(n *node, order int) (candidate ranked, fits bool) {
 	return ranked{n, rate, last, order, n.revision}, fits
 }
 
-// best returns the best node without the heap.
-func (r *ranking) best() (best ranked, ok bool) {
-	r.each(func(candidate ranked) {
-		if !ok || candidate.before(&best) {
-			best, ok = candidate, true
-		}
-	})
-	return best, ok
-}
-
-func (r *ranking) build() {
-	r.built, r.applied, r.nodes = true, len(r.changes), make([]ranked, 0, len(r.like.Nodes))
-	r.each(func(candidate ranked) { r.nodes = append(r.nodes, candidate) })
-	heap.Init(r)
-}
-
 // record records that the node's revision has changed.
 func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 
 // place places the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
-	if !r.used {
-		r.used = true
-		best, ok := r.best()
-		if !ok {
-			return "", false
-		}
-		if r.placeOn(r.name(best), best.node, pod) {
-			r.record(best.node)
-			return r.name(best), true
-		}
-	}
-	return r.placeByHeap(pod)
-}
-
-func (r *ranking) placeByHeap(pod gpu.Pod) (string, bool) {
-	if !r.built {
-		r.build()
-	}
 	r.apply()
 	for len(r.nodes) > 0 {
 		best := r.nodes[0]

@@ -240,7 +240,7 @@ func (t *trial) placeAll(requests []Request) []ChosenNode {
 		}
 		node, ok := t.placeNominated(request)
 		if !ok {
-			node, ok = t.ranks.first(requests[i:]).place(request.Pod)
+			node, ok = t.ranks.of(&requests[i]).place(request.Pod)
 		}
 		if !ok {
 			break
