@@ -87,11 +87,14 @@ func (s *costScene) rooms() (rooms []placement.NodeRoom) {
 // expect makes a new outlook of some shapes.
 func (s *costScene) expect() {
 	s.kinds, s.excluded, s.turnover = nil, map[string]uint64{}, float64(len(s.pods)%2)
-	for range s.random.IntN(9) {
+	for range 1 + s.random.IntN(8) {
 		p := s.newPod()
 		s.kinds = append(s.kinds, placement.Kind{Shape: s.shapes[p.UID], Frequency: 1 + s.random.Float64()})
 	}
-	s.kinds = slices.DeleteFunc(s.kinds, func(k placement.Kind) bool { return k.Cards == 0 }) // Of pods that the scene doesn't know.
+	if s.kinds = slices.DeleteFunc(s.kinds, func(k placement.Kind) bool { return k.Cards == 0 }); len(s.kinds) == 0 { // The scene doesn't know these pods.
+		s.expect()
+		return
+	}
 	for i, kind := range s.kinds {
 		for _, name := range s.names {
 			if !slices.Contains(s.usable[kind.Constraints], name) {
@@ -206,14 +209,26 @@ func TestExpectBesideChanges(t *testing.T) {
 	})
 }
 
-// TestNothingExpected: without nodes no outlook can be made, so nodes that come are rated by binpack until the next one.
+// TestNothingExpected: without nodes, and until a pod has come, no outlook can be made, so nodes are rated by binpack until the next one.
 func TestNothingExpected(t *testing.T) {
-	f := newFixture(t)
-	f.Expect(nil, 1, placement.Binpack, func(unique.Handle[string]) []string { return nil })
-	f.SetNode("n1", spec(16))
-	f.SetNode("n2", spec(16))
-	f.bind("n2", 0, pod("p", 8))
-	expect(t, "scores", f.scores(placement.Binpack, pod("x", 8), "n1", "n2"), f.scores(placement.LeastWaste, pod("x", 8), "n1", "n2"))
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}}}
+	for what, first := range map[string]bool{"no nodes": true, "no pods": false} {
+		f, kinds := newFixture(t), []placement.Kind(nil)
+		expectKinds := func() {
+			f.Expect(kinds, 1, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
+		}
+		if first {
+			kinds = append(kinds, kind)
+			expectKinds()
+		}
+		f.SetNode("n1", spec(16))
+		f.SetNode("n2", spec(16))
+		f.bind("n2", 0, pod("p", 8))
+		if !first {
+			expectKinds()
+		}
+		expect(t, what, f.scores(placement.Binpack, pod("x", 8), "n1", "n2"), f.scores(placement.LeastWaste, pod("x", 8), "n1", "n2"))
+	}
 }
 
 // TestStranded: memory counts in bytes, since nodes can have different units, and follows what nodes have free beside their cards.

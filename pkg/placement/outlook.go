@@ -48,13 +48,10 @@ const (
 	horizon = 60
 )
 
-// NewOutlook returns the outlook for the first MaxKinds of the kinds, and for the nodes. Their Excluded are bits for these kinds. Without kinds, it
-// expects generic ones. turnover is how many pods end for each one that comes, 0 to 1.
+// NewOutlook returns the outlook for the first MaxKinds of the kinds, of which there must be one, and for the nodes. Their Excluded are bits for these
+// kinds. turnover is how many pods end for each one that comes, 0 to 1.
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
 	card := meanCard(nodes)
-	if len(kinds) == 0 {
-		kinds = genericKinds(card)
-	}
 	kinds = kinds[:min(len(kinds), MaxKinds)]
 	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
 	weights, sum, frequencies := make([]float64, len(kinds)), 0.0, 0.0

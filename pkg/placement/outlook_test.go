@@ -82,7 +82,6 @@ func TestOutlookChoice(t *testing.T) {
 		"a small card before a large one":                     {kindsOf(asks(1, 64, 4000), part), part, []NodeRoom{large, node(8000, 16)}, 1},
 		"cores: the card that others can't use":               {kindsOf(cores), part, []NodeRoom{node(8000, 16), busy}, 1},
 		"several cards stay together":                         {kindsOf(asks(2, 16, 4000), part), part, []NodeRoom{node(64000, 16, 16), node(64000, 16, 4)}, 1},
-		"nothing is expected yet":                             {nil, asks(1, 4, 1000), []NodeRoom{node(64000, 16, 16), node(64000, 4, 16)}, 1},
 	} {
 		o := NewOutlook(tc.kinds, 0, Binpack, tc.nodes)
 		best, least := -1, math.Inf(1)
@@ -330,15 +329,6 @@ func TestKindOf(t *testing.T) {
 	} {
 		if got, exact := o.KindOf(&tc.shape); got != tc.want || exact != (name == "a kind") {
 			t.Errorf("%s: kind %d, want %d", name, got, tc.want)
-		}
-	}
-}
-
-// TestGenericKinds: they fit into an Outlook, whatever the size of a card.
-func TestGenericKinds(t *testing.T) {
-	for _, card := range []float64{1, 16, 81920} {
-		if kinds := genericKinds(card); len(kinds) > MaxKinds || len(kinds) == 0 {
-			t.Errorf("%d kinds", len(kinds))
 		}
 	}
 }

@@ -63,22 +63,3 @@ func (s *Shape) distance(o *Shape) float64 {
 	}
 	return sum
 }
-
-// genericKinds are expected until pods have come: parts of a card with this memory, and two, four and eight cards, with 1 to 16 CPUs for each card.
-func genericKinds(card float64) (kinds []Kind) {
-	add := func(cards int, part float64, cpus int64) {
-		memory := gpu.Memory(max(part*card, 1))
-		kinds = append(kinds, Kind{Frequency: 1, Shape: Shape{
-			Demand: gpu.Demand{Cards: cards, Memory: memory, Containers: 1}, Beside: Beside{CPU: 1000 * cpus * int64(cards)},
-		}})
-	}
-	for cpus := int64(1); cpus <= 16; cpus *= 2 {
-		for _, part := range []float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1} {
-			add(1, part, cpus)
-		}
-		for _, cards := range []int{2, 4, 8} {
-			add(cards, 1, cpus)
-		}
-	}
-	return kinds
-}
