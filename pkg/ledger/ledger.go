@@ -177,7 +177,7 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	n, a := l.nodes[name], &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
 	n.allocations[pod.UID] = a
 	l.nodeOf[pod.UID] = name
-	l.placedFor(pod.UID).on(assumed)
+	l.placedFor(pod.UID) // It is made if there is none.
 	l.markChanged(n)
 	n.request(a)
 	placement.Use(n.cards, where)

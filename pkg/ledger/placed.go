@@ -38,7 +38,7 @@ func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.placed[uid]
-	return r != nil && r.Source == source && r.State == Placed
+	return r != nil && r.Source == source && !r.Binding
 }
 
 // own sets the source of a placed reservation.
@@ -70,14 +70,14 @@ func (l *Ledger) Due(now time.Time, all bool) (due []gpu.PodUID) {
 func (l *Ledger) BeginBind(uid gpu.PodUID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.placedFor(uid).on(bindBegun)
+	l.placedFor(uid).Binding = true
 }
 
 // EndBind records that no write of the bind can take effect any more, or that the watch has reported the pod. If release is true, EndBind releases
 // an assumed allocation. Otherwise it stays with its source.
 func (l *Ledger) EndBind(uid gpu.PodUID, release bool) {
 	l.edit(func(e *edit) {
-		l.placedFor(uid).on(bindEnded)
+		l.placedFor(uid).Binding = false
 		if a := l.allocation(uid); a == nil || a.State != Assumed {
 			l.endPlaced(uid)
 		} else if release {
@@ -98,7 +98,7 @@ func (l *Ledger) placedFor(uid gpu.PodUID) *Reservation {
 
 // endPlaced ends the pod's reservation, unless a bind has begun.
 func (l *Ledger) endPlaced(uid gpu.PodUID) {
-	if r := l.reservations.placed[uid]; r != nil && r.on(ended) {
+	if r := l.reservations.placed[uid]; r != nil && !r.Binding {
 		l.own(r, uid, Direct)
 		delete(l.reservations.placed, uid)
 	}
@@ -107,7 +107,7 @@ func (l *Ledger) endPlaced(uid gpu.PodUID) {
 // isBinding reports whether a bind of the pod has begun. The caller holds the lock.
 func (l *Ledger) isBinding(uid gpu.PodUID) bool {
 	r := l.reservations.placed[uid]
-	return r != nil && r.State == Binding
+	return r != nil && r.Binding
 }
 
 // CountedOn returns the pods whose reservations count in the capacity of the node: those of plans and of fair sharing, and if withReclaimed is

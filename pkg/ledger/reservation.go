@@ -14,7 +14,6 @@ import (
 // free. The ledger keeps copies.
 type Reservation struct {
 	Source Source
-	State  ReservationState
 	// Item is the item of the queue, for reservations from the queue.
 	Item Item
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. Between
@@ -24,6 +23,9 @@ type Reservation struct {
 	Places []Place
 	// Victims are pods that are about to be evicted for the item. For a place that names no cards they count as terminating already.
 	Victims []gpu.PodUID
+	// Binding is true from the begin of a bind of the pod of a placed reservation until its outcome is known: nothing but this outcome moves or
+	// releases the allocation. The pod can have no allocation yet.
+	Binding bool
 	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
 	Until time.Time
 }
@@ -56,46 +58,6 @@ const (
 	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
 	sources
 )
-
-// ReservationState is what a reservation waits for.
-type ReservationState uint8
-
-// The states.
-const (
-	none    ReservationState = iota
-	Awaited                  // The end of the pods that use the memory.
-	Placed                   // The pod's bind. The memory is free, and the pod has it as an assumed allocation.
-	Binding                  // The outcome of the pod's bind. Nothing but this outcome moves or releases the allocation.
-)
-
-// event is what changes the state of a reservation.
-type event uint8
-
-const (
-	reservedAhead event = iota // Memory is reserved that may still be in use.
-	assumed                    // An allocation was assumed for the pod.
-	bindBegun                  // See Ledger.BeginBind.
-	bindEnded                  // See Ledger.EndBind.
-	ended                      // Given up, taken for another item, or no longer needed, because the pod is bound.
-)
-
-// transitions are all changes of the state. Other events have no effect. They are ordinary: the allocation of a placed or binding reservation can
-// move (assumed), and what ends a reservation needn't know whether a bind has begun (ended): the outcome of the bind decides then.
-var transitions = map[ReservationState]map[event]ReservationState{
-	none:    {reservedAhead: Awaited, assumed: Placed, bindBegun: Binding},
-	Awaited: {ended: none},
-	Placed:  {bindBegun: Binding, ended: none},
-	Binding: {bindEnded: Placed},
-}
-
-// on changes the state, and reports whether the table contains the change.
-func (r *Reservation) on(e event) bool {
-	next, ok := transitions[r.State][e]
-	if ok {
-		r.State = next
-	}
-	return ok
-}
 
 // reservations is the store of all reservations. The ledger's lock guards it.
 type reservations struct {
@@ -168,7 +130,6 @@ func (l *Ledger) End(source Source, id string) {
 // addReservation adds an awaited reservation without its places.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
 	r.Places, r.Victims = make([]Place, 0, len(r.Places)), slices.Clone(r.Victims)
-	r.on(reservedAhead)
 	l.reservations.items[r.Source][id] = &r
 	return &r
 }
@@ -216,7 +177,6 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 			return ends
 		})
 	}
-	r.on(ended)
 	delete(l.reservations.items[source], id)
 	slices.Sort(freed)
 	return slices.Compact(freed)

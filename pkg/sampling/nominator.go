@@ -193,12 +193,6 @@ func (n *Nominator) Keeps(pod *clustercache.PodInfo) bool {
 	return p != nil && p.state == writing
 }
 
-// OnlyNominated reports whether the only candidate node of a filter call is the node to which the pod was nominated here. If the pod doesn't fit it,
-// kube-scheduler continues with other nodes.
-func (n *Nominator) OnlyNominated(uid gpu.PodUID, nodes []string) bool {
-	return len(nodes) == 1 && n.Nominated(uid, nodes[0])
-}
-
 // Nominated reports whether the pod was nominated here to the node.
 func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
 	if n == nil {

@@ -39,7 +39,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	c := &filterCall{
 		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(),
-		seen: s.requeue.Revision(), onlyNominated: s.nominator.OnlyNominated(pod.UID, nodes),
+		seen: s.requeue.Revision(), onlyNominated: len(nodes) == 1 && s.nominator.Nominated(pod.UID, nodes[0]),
 	}
 	s.findNodes(c)
 	if len(c.Passed) > 0 {
@@ -57,7 +57,8 @@ type filterCall struct {
 	now    time.Time
 	// seen is the revision of the requeuer when the call began.
 	seen uint64
-	// onlyNominated is true if the only candidate is the node to which the pod was nominated because it was outside a sample.
+	// onlyNominated is true if the only candidate is the node to which the pod was nominated because it was outside a sample. If the pod doesn't fit
+	// it, kube-scheduler continues with other nodes.
 	onlyNominated bool
 	FilterResult
 	// fitting is the number of nodes that fit.
