@@ -58,7 +58,7 @@ func TestOwnerName(t *testing.T) {
 func TestNewPodInfo(t *testing.T) {
 	const priority = 7
 	const labelsTooLarge = "the pod is too large for gpushare: of the 16 KiB that labels, constraints, resources and ports of a pod can take in the " +
-		"extender's memory, its labels alone would take 32 KiB: use fewer of them"
+		"extender's memory, its labels alone would take 36 KiB: use fewer of them"
 	labelled := fake.Label("a")
 	cpu := func(pod *corev1.Pod) {
 		requests := fake.Amount(corev1.ResourceCPU, 3)

@@ -2,12 +2,11 @@ package protocol
 
 import (
 	"fmt"
-	"iter"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // MaxSize is how much of the extender's memory the fields of a pod that it reads may take, in bytes.
@@ -49,7 +48,7 @@ type part struct {
 
 func sizesOf(pod *corev1.Pod) [10]part {
 	spec := &pod.Spec
-	references, scheduling, containers, resources := 0, len(spec.SchedulerName), 0, 0
+	references, scheduling, containers := 0, len(spec.SchedulerName), 0
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		references = len(owner.UID)
 	}
@@ -61,9 +60,6 @@ func sizesOf(pod *corev1.Pod) [10]part {
 			containers += sizeOfEntry + sizeOfPort*len(list[i].Ports)
 		}
 	}
-	if containers <= MaxSize {
-		resources = extendedResources(spec)
-	}
 	return [...]part{
 		{"labels", mapSize(pod.Labels, sizeOfEntry)},
 		{"owner references", references},
@@ -74,7 +70,7 @@ func sizesOf(pod *corev1.Pod) [10]part {
 		{"scheduler name and scheduling gates", scheduling},
 		{"resource claims and volumes", rulesSize(spec.ResourceClaims) + sizeOfEntry*len(spec.Volumes)},
 		{"containers and their ports", containers},
-		{"extended resources", resources},
+		{"extended resources", extendedResources(spec)},
 	}
 }
 
@@ -91,9 +87,6 @@ func rulesSize[T any, P interface {
 
 func mapSize(values map[string]string, each int) int {
 	size := each * len(values)
-	if size > MaxSize {
-		return size
-	}
 	for key, value := range values {
 		size += len(key) + len(value)
 	}
@@ -115,22 +108,15 @@ func affinitySize(affinity *corev1.Affinity) (size int) {
 			}
 		}
 	}
-	if size > MaxSize {
-		return size
-	}
 	return size + affinity.Size()
 }
 
 // extendedResources returns the size of the different resources that the pod names, except those that most pods name.
-func extendedResources(spec *corev1.PodSpec) int {
+func extendedResources(spec *corev1.PodSpec) (size int) {
 	names := map[corev1.ResourceName]bool{}
-	size := 0
 	add := func(list corev1.ResourceList) {
 		for name := range list {
-			if size > MaxSize {
-				return
-			}
-			if !usual(name) && !names[name] {
+			if size <= MaxSize && !slices.Contains(usualResources, name) && !names[name] {
 				names[name] = true
 				size += sizeOfResource + len(name)
 			}
@@ -151,15 +137,16 @@ func extendedResources(spec *corev1.PodSpec) int {
 }
 
 // usualResources are what is known of a pod of any size.
-var usualResources = [...]corev1.ResourceName{
+var usualResources = []corev1.ResourceName{
 	ResourceMemory, ResourceCount, ResourceCores, ResourceWholeCard, corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
 }
 
-func usual(name corev1.ResourceName) bool { return slices.Contains(usualResources[:], name) }
+// maxOutlined is how many containers an outline can have: as many as a pod can that isn't too large.
+const maxOutlined = MaxSize / sizeOfEntry
 
 // Outline returns the pod and no error if CheckSize accepts it. Otherwise it returns the error of CheckSize, and the pod without the parts
-// that can be large, except containers and annotations. What counts for cards, groups and the usual resources is left: such a pod can be on a
-// node, by its spec or because an earlier version bound it.
+// that can be large, except annotations. What counts for cards, groups and the usual resources is left: such a pod can be on a
+// node, by its spec or because an earlier version bound it. More than maxOutlined containers become one that requests the same.
 func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	err := CheckSize(pod)
 	if err == nil {
@@ -176,137 +163,39 @@ func Outline(pod *corev1.Pod) (*corev1.Pod, error) {
 	spec.NodeSelector, spec.Affinity, spec.Tolerations, spec.TopologySpreadConstraints = nil, nil, nil, nil
 	spec.ResourceClaims, spec.Volumes = nil, nil
 	spec.SchedulerName = Shorten(spec.SchedulerName)
-	spec.SchedulingGates = outlineOfGates(spec.SchedulingGates)
+	spec.SchedulingGates = spec.SchedulingGates[:min(len(spec.SchedulingGates), 2)] // No gate of such a pod is removed.
 	spec.Overhead = usualOf(spec.Overhead)
 	if spec.Resources != nil {
 		spec.Resources = &corev1.ResourceRequirements{Limits: usualOf(spec.Resources.Limits), Requests: usualOf(spec.Resources.Requests)}
 	}
-	outlineOfContainers(spec)
+	if len(spec.InitContainers)+len(spec.Containers) <= maxOutlined {
+		spec.InitContainers, spec.Containers = outlines(spec.InitContainers), outlines(spec.Containers)
+	} else {
+		requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true, SkipPodLevelResources: true})
+		spec.InitContainers, spec.Containers = nil, []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: usualOf(requests)}}}
+	}
 	out.Status.InitContainerStatuses, out.Status.ContainerStatuses = nil, nil
 	return &out, err
 }
 
-// outlineOfGates returns the gate of fair shares and the first of the others.
-func outlineOfGates(gates []corev1.PodSchedulingGate) (out []corev1.PodSchedulingGate) {
-	ours := func(gate corev1.PodSchedulingGate) bool { return gate.Name == GateFairShare }
-	others := func(gate corev1.PodSchedulingGate) bool { return !ours(gate) }
-	for _, is := range [...]func(corev1.PodSchedulingGate) bool{ours, others} {
-		if i := slices.IndexFunc(gates, is); i >= 0 {
-			out = append(out, gates[i])
-		}
+// outlines returns the containers with the usual resources alone, and without ports.
+func outlines(containers []corev1.Container) []corev1.Container {
+	out := slices.Clone(containers)
+	for i := range out {
+		out[i].Ports = nil
+		out[i].Resources.Limits, out[i].Resources.Requests = usualOf(out[i].Resources.Limits), usualOf(out[i].Resources.Requests)
 	}
 	return out
-}
-
-// maxOutlined is how many containers with GPU memory an outline keeps apart. No card takes as many (isolation.Backend, MaxContainers).
-const maxOutlined = 64
-
-// outlineOfContainers sets the containers of an outline: with only the usual resources and, since there can be thousands, merged if they are many.
-// Together they request the same as before.
-func outlineOfContainers(spec *corev1.PodSpec) {
-	var steps, sidecars, running mergedContainers
-	var beside corev1.ResourceList
-	for i := range spec.InitContainers {
-		container := &spec.InitContainers[i]
-		if isSidecar(container) {
-			sidecars.add(container)
-			beside = addRequests(beside, container)
-		} else {
-			steps.addStep(container, beside)
-		}
-	}
-	for i := range spec.Containers {
-		running.add(&spec.Containers[i])
-	}
-	spec.InitContainers, spec.Containers = append(steps.list(), sidecars.list()...), running.list()
-}
-
-// mergedContainers are containers of one kind. The first with GPU memory that run at the same time are kept apart, the others are merged.
-type mergedContainers struct {
-	apart []corev1.Container
-	rest  corev1.Container
-}
-
-func (m *mergedContainers) add(container *corev1.Container) {
-	if len(m.apart) < maxOutlined && requestOf(container, ResourceMemory) > 0 {
-		outline := *container
-		outline.Resources.Limits, outline.Resources.Requests = usualOf(outline.Resources.Limits), usualOf(outline.Resources.Requests)
-		m.apart = append(m.apart, outline)
-		return
-	}
-	m.rest.RestartPolicy = container.RestartPolicy
-	m.rest.Resources.Requests = addRequests(m.rest.Resources.Requests, container)
-	m.keepMounts(container)
-}
-
-// addStep adds a step of initialization, beside which sidecars run with these requests. The merged step runs before all sidecars.
-func (m *mergedContainers) addStep(container *corev1.Container, beside corev1.ResourceList) {
-	largest := &m.rest.Resources.Requests
-	for name, quantity := range usualRequests(container) {
-		total := beside[name].DeepCopy()
-		total.Add(quantity)
-		if *largest == nil || total.Cmp((*largest)[name]) >= 0 {
-			*largest = set(*largest, name, total)
-		}
-	}
-	m.keepMounts(container)
-}
-
-// keepMounts keeps what Pod reads of the container's volumes.
-func (m *mergedContainers) keepMounts(container *corev1.Container) {
-	if MountsSharedMemory(container) && requestOf(container, ResourceMemory) > 0 {
-		m.rest.VolumeMounts = container.VolumeMounts
-	}
-}
-
-func (m *mergedContainers) list() []corev1.Container {
-	if m.rest.Resources.Requests == nil {
-		return m.apart
-	}
-	return append(m.apart, m.rest)
-}
-
-// addRequests adds what the container requests of the usual resources to the sum, which can be nil.
-func addRequests(sum corev1.ResourceList, container *corev1.Container) corev1.ResourceList {
-	for name, quantity := range usualRequests(container) {
-		total := sum[name]
-		total.Add(quantity)
-		sum = set(sum, name, total)
-	}
-	return sum
-}
-
-// usualRequests are the container's requests of the usual resources. By the API server's defaults, a limit without a request is one.
-func usualRequests(container *corev1.Container) iter.Seq2[corev1.ResourceName, resource.Quantity] {
-	limits, requests := container.Resources.Limits, container.Resources.Requests
-	return func(yield func(corev1.ResourceName, resource.Quantity) bool) {
-		for name, quantity := range requests {
-			if usual(name) && !yield(name, quantity) {
-				return
-			}
-		}
-		for name, quantity := range limits {
-			if _, requested := requests[name]; !requested && usual(name) && !yield(name, quantity) {
-				return
-			}
-		}
-	}
-}
-
-// set sets an amount in the list, which can be nil.
-func set(list corev1.ResourceList, name corev1.ResourceName, quantity resource.Quantity) corev1.ResourceList {
-	if list == nil {
-		list = corev1.ResourceList{}
-	}
-	list[name] = quantity
-	return list
 }
 
 func usualOf(list corev1.ResourceList) corev1.ResourceList {
 	var out corev1.ResourceList
 	for _, name := range usualResources {
 		if quantity, ok := list[name]; ok {
-			out = set(out, name, quantity)
+			if out == nil {
+				out = corev1.ResourceList{}
+			}
+			out[name] = quantity
 		}
 	}
 	return out

@@ -76,49 +76,51 @@ func TestOutline(t *testing.T) {
 	}
 }
 
-// The outline of a pod with any containers requests the same as the pod, but has few containers.
+// The outline of a pod with any containers requests the same as the pod. Of very many it has one.
 func TestOutlineOfContainers(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 30 {
-		pod := boundPod()
-		pod.Labels["k"] = strings.Repeat("a", MaxSize)
-		for range random.IntN(1000) {
-			container, amount := asks("1"), fmt.Sprint(random.IntN(4))
-			switch random.IntN(5) {
-			case 0:
-				container = limited(amount)
-			case 1:
-				container = limitedTo(ResourceCores, amount)
-			case 2:
-				container = limitedTo(corev1.ResourceCPU, amount+strings.Repeat("0", random.IntN(40)))
-			case 3:
-				container = limitedTo("example.com/a", amount)
+	for _, most := range []int{10, maxOutlined, 10 * maxOutlined} {
+		for range 10 {
+			pod := boundPod()
+			pod.Labels["k"] = strings.Repeat("a", MaxSize)
+			for range random.IntN(most) {
+				container, amount := asks("1"), fmt.Sprint(random.IntN(4))
+				switch random.IntN(5) {
+				case 0:
+					container = limited(amount)
+				case 1:
+					container = limitedTo(ResourceCores, amount)
+				case 2:
+					container = limitedTo(corev1.ResourceCPU, amount+strings.Repeat("0", random.IntN(40)))
+				case 3:
+					container = limitedTo("example.com/a", amount)
+				}
+				if random.IntN(1000) == 0 {
+					container.VolumeMounts = []corev1.VolumeMount{{MountPath: SharedMemory}}
+				}
+				switch random.IntN(3) {
+				case 0:
+					pod.Spec.InitContainers = append(pod.Spec.InitContainers, container)
+				case 1:
+					pod.Spec.InitContainers = append(pod.Spec.InitContainers, sidecar(container))
+				default:
+					pod.Spec.Containers = append(pod.Spec.Containers, container)
+				}
 			}
-			if random.IntN(1000) == 0 {
-				container.VolumeMounts = []corev1.VolumeMount{{MountPath: SharedMemory}}
+			defaultRequests(pod)
+			before := pod.DeepCopy()
+			outline, _ := Outline(pod)
+			if !reflect.DeepEqual(before, pod) {
+				t.Error("the argument was changed")
 			}
-			switch random.IntN(3) {
-			case 0:
-				pod.Spec.InitContainers = append(pod.Spec.InitContainers, container)
-			case 1:
-				pod.Spec.InitContainers = append(pod.Spec.InitContainers, sidecar(container))
-			default:
-				pod.Spec.Containers = append(pod.Spec.Containers, container)
+			want, got := Pod(pod), Pod(outline)
+			if len(pod.Spec.InitContainers)+len(pod.Spec.Containers) > maxOutlined {
+				expect(t, "containers", 1, len(outline.Spec.InitContainers)+len(outline.Spec.Containers))
+				want.Containers, want.SharedMemory = got.Containers, got.SharedMemory
 			}
-		}
-		defaultRequests(pod)
-		before := pod.DeepCopy()
-		outline, _ := Outline(pod)
-		if !reflect.DeepEqual(before, pod) {
-			t.Error("the argument was changed")
-		}
-		want, got := Pod(pod), Pod(outline)
-		want.Containers, got.Containers = min(want.Containers, maxOutlined), min(got.Containers, maxOutlined)
-		expect(t, "the pod", want, got)
-		requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
-		expect(t, "requests", usualOf(requests), resourcehelper.PodRequests(outline, resourcehelper.PodResourcesOptions{}))
-		if n := len(outline.Spec.InitContainers) + len(outline.Spec.Containers); n > 2*maxOutlined+3 {
-			t.Errorf("the outline has %d containers", n)
+			expect(t, "the pod", want, got)
+			requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+			expect(t, "requests", usualOf(requests), resourcehelper.PodRequests(outline, resourcehelper.PodResourcesOptions{}))
 		}
 	}
 }
@@ -130,7 +132,10 @@ func defaultRequests(pod *corev1.Pod) {
 			resources := &containers[i].Resources
 			for name, quantity := range resources.Limits {
 				if _, ok := resources.Requests[name]; !ok {
-					resources.Requests = set(resources.Requests, name, quantity)
+					if resources.Requests == nil {
+						resources.Requests = corev1.ResourceList{}
+					}
+					resources.Requests[name] = quantity
 				}
 			}
 		}
