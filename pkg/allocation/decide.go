@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Snapshot is the complete input of a decision. Decide changes nothing in it.
+// Snapshot is the complete input of a decision, beside the kubelet's answers. Decide changes nothing in it.
 type Snapshot struct {
 	Cards []gpu.Card
 	// Adapters are the node's RDMA adapters.
@@ -20,8 +20,8 @@ type Snapshot struct {
 	Rejected map[gpu.PodUID]bool
 	// Preferred is what the preceding GetPreferredAllocation call for the same devices led to.
 	Preferred Preference
-	// Kubelet is what the kubelet has answered so far.
-	Kubelet Answers
+	// Kubelet is asked which of several containers it starts.
+	Kubelet Kubelet
 	// Look is how recent Pods and Given are, and ReadError why the pods could not be read if it is Unread.
 	Look      Look
 	ReadError error
@@ -62,11 +62,8 @@ type Preference struct {
 	Cards []int
 }
 
-// Decision is the answer to an Allocate call, or what is missing for it.
+// Decision is the answer to an Allocate call.
 type Decision struct {
-	// Question, if it is set, is the container about which the kubelet must be asked. Decide is then called again with the
-	// answer. The other fields are empty.
-	Question *Candidate
 	// Outdated is true if no pod of the snapshot matches, or if its container would be rejected or get other cards than the
 	// annotated ones: that can't be undone, and the watch can be behind. Decide is then called again with a refreshed snapshot.
 	Outdated bool
@@ -126,9 +123,6 @@ func Results() []Result {
 func Decide(s Snapshot, request gpu.Memory) Decision {
 	m := matching{Snapshot: &s, request: request}
 	found, match := m.find()
-	if m.question != nil {
-		return Decision{Question: m.question}
-	}
 	var d Decision
 	if match == ByNone {
 		d = m.noMatch()

@@ -40,13 +40,12 @@ const (
 	StateWaiting
 )
 
-// Answers are the kubelet's answers about single containers. Its state doesn't change while it waits for a decision.
-type Answers struct {
-	States map[ContainerKey]KubeletState
-	// Trusted is true if the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
-	Trusted bool
-	// Silent is true if the kubelet can't be asked now. Questions that have no answer yet get none.
-	Silent bool
+// Kubelet answers questions about single containers. The kubelet's state doesn't change while it waits for a decision.
+type Kubelet interface {
+	// State returns the state of a candidate; StateUnknown if the kubelet can't be asked.
+	State(c Candidate) KubeletState
+	// Trusted reports whether the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
+	Trusted() bool
 }
 
 // Match is how the pod was found, for logs and metrics.
@@ -78,8 +77,6 @@ const (
 type matching struct {
 	*Snapshot
 	request gpu.Memory
-	// question is the first question that the snapshot has no answer to. The result of the search has no meaning then.
-	question *Candidate
 }
 
 // find returns the container that the kubelet calls Allocate for, or ByNone. Of the candidates, which are the containers with this request that have
@@ -113,7 +110,7 @@ func (m *matching) findRefreshed(candidates []Candidate) (Candidate, Match) {
 	switch {
 	case match == ByNone:
 		return m.findInterrupted()
-	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.ask(c) == StateWaiting }):
+	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.Kubelet.State(c) == StateWaiting }):
 		return Candidate{}, ByNone // Either the container starts again, or the pod is resized.
 	}
 	return found, match
@@ -125,17 +122,8 @@ func (m *matching) preferenceHolds(c Candidate) bool {
 	if m.Preferred.Match != ByOrder {
 		return true
 	}
-	state := m.ask(c)
+	state := m.Kubelet.State(c)
 	return state != StateAbsent && state != StateAllocated || !m.trusted()
-}
-
-// ask returns the kubelet's answer about a candidate. Without one it notes the question, if the kubelet can be asked.
-func (m *matching) ask(c Candidate) KubeletState {
-	state, ok := m.Kubelet.States[c.Key()]
-	if !ok && !m.Kubelet.Silent && m.question == nil {
-		m.question = &c
-	}
-	return state
 }
 
 // trusted reports whether StateAbsent has a meaning. If the kubelet has not yet known any pod, as after a start of the plugin,
@@ -147,8 +135,8 @@ func (m *matching) trusted() bool {
 	}
 	for _, pods := range [][]Pod{m.Pods, m.Others} {
 		for i := range pods {
-			if m.Kubelet.Trusted || left == 0 {
-				return m.Kubelet.Trusted
+			if m.Kubelet.Trusted() || left == 0 {
+				return m.Kubelet.Trusted()
 			}
 			if pod := &pods[i]; pod.Ran && !pod.Terminal && !pod.Leaving && !pod.Mirror {
 				left--
@@ -156,11 +144,11 @@ func (m *matching) trusted() bool {
 				if len(pod.Containers) > 0 {
 					known.Container = pod.Containers[0]
 				}
-				m.ask(known)
+				m.Kubelet.State(known)
 			}
 		}
 	}
-	return m.Kubelet.Trusted
+	return m.Kubelet.Trusted()
 }
 
 // candidates returns the containers with exactly this request for which the kubelet may need a response. The order is by
@@ -223,7 +211,7 @@ func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, 
 		slices.SortStableFunc(order[1:], byCreation) // If the first one doesn't match, the pods came as a batch.
 	}
 	for _, c := range order[:min(len(order), MaxQuestions)] {
-		switch m.ask(c) {
+		switch m.Kubelet.State(c) {
 		case StateWaiting:
 			return m.latest(c, candidates), ByKubelet
 		case StateAbsent, StateAllocated:
@@ -256,7 +244,7 @@ func (m *matching) latest(found Candidate, candidates []Candidate) Candidate {
 			if !likely(c) || passed[c.Key()] || order(c, found) <= 0 {
 				continue
 			}
-			state := m.ask(c)
+			state := m.Kubelet.State(c)
 			if state == StateWaiting {
 				passed[found.Key()], found = true, c
 			} else if state != StateAllocated {

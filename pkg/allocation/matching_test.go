@@ -2,7 +2,7 @@ package allocation
 
 import (
 	"errors"
-	"maps"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -87,31 +87,34 @@ var errAway = errors.New("away")
 
 // kubelet is a kubelet's answers by pod, or by pod and container. asked collects the questions.
 type kubelet struct {
-	states map[string]KubeletState
-	silent bool // The kubelet has never known a pod.
-	asked  []string
+	states      map[string]KubeletState
+	silent      bool // The kubelet has never known a pod.
+	unreachable bool // It can't be asked.
+	asked       []string
 }
+
+func (k *kubelet) State(c Candidate) KubeletState {
+	if k.unreachable {
+		return StateUnknown
+	}
+	pod := c.Pod.Name
+	state, ok := k.states[pod+"/"+c.Container.Name]
+	if !ok {
+		state = k.states[pod]
+	}
+	k.silent = k.silent && state != StateWaiting && state != StateAllocated
+	if !slices.Contains(k.asked, pod) {
+		k.asked = append(k.asked, pod)
+	}
+	return state
+}
+
+func (k *kubelet) Trusted() bool { return !k.silent }
 
 // decide decides, and answers the questions of the decision.
 func (k *kubelet) decide(s Snapshot, request gpu.Memory) Decision {
-	s.Kubelet = Answers{States: maps.Clone(s.Kubelet.States), Trusted: !k.silent}
-	if s.Kubelet.States == nil {
-		s.Kubelet.States = map[ContainerKey]KubeletState{}
-	}
-	for {
-		d := Decide(s, request)
-		if d.Question == nil {
-			return d
-		}
-		pod, container := d.Question.Pod.Name, d.Question.Container.Name
-		state, ok := k.states[pod+"/"+container]
-		if !ok {
-			state = k.states[pod]
-		}
-		s.Kubelet.States[d.Question.Key()] = state
-		s.Kubelet.Trusted = s.Kubelet.Trusted || state == StateWaiting || state == StateAllocated
-		k.asked = append(k.asked, pod)
-	}
+	s.Kubelet = k
+	return Decide(s, request)
 }
 
 func TestMatch(t *testing.T) {
@@ -231,33 +234,28 @@ func TestMatch(t *testing.T) {
 // The kubelet can't be asked: the decision is made without further answers.
 func TestMatchSilentKubelet(t *testing.T) {
 	s := Snapshot{Cards: newCards(16), Pods: []Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))}}
-	s.Kubelet = Answers{Silent: true, Trusted: true, States: map[ContainerKey]KubeletState{mainOf("a"): StateAllocated}}
-	if d := Decide(s, 2); d.Question != nil || d.Pod.Name != "b" || d.Match != ByOrder {
-		t.Errorf("got %+v, want b by order", d)
+	k := &kubelet{unreachable: true}
+	if d := k.decide(s, 2); d.Pod.Name != "a" || d.Match != ByOrder {
+		t.Errorf("got %+v, want a by order", d)
 	}
 }
 
 // A plugin that has just started asks about pods that have run, to find out whether the kubelet's answers mean something.
 func TestMatchAsksAboutAdmittedPods(t *testing.T) {
 	s := Snapshot{Pods: []Pod{newPod("next", main(2)), newPod("old", main(3), running), newPod("left", main(3), running, leaving)}}
-	s.Kubelet.States = map[ContainerKey]KubeletState{mainOf("next"): StateAbsent}
-	if d := Decide(s, 2); d.Question == nil || d.Question.Pod.Name != "old" {
-		t.Fatalf("got %+v, want a question about the pod that has run", d)
-	}
-	s.Kubelet.States[mainOf("old")] = StateAllocated
-	s.Kubelet.Trusted = true
-	if d := Decide(s, 2); !d.Outdated {
+	k := &kubelet{silent: true, states: map[string]KubeletState{"next": StateAbsent, "old": StateAllocated}}
+	if d := k.decide(s, 2); !d.Outdated {
 		t.Errorf("got %+v, want no match", d)
 	}
+	check.Equal(t, "asked", []string{"next", "old"}, k.asked)
 }
 
 // On a node without GPU pods it asks about other pods: its own, for example.
 func TestMatchAsksAboutOtherPods(t *testing.T) {
 	s := Snapshot{Pods: []Pod{newPod("next", main(2))}, Others: []Pod{newPod("left", ran, leaving), newPod("static", ran, mirror), newPod("other", ran)}}
-	s.Kubelet.States = map[ContainerKey]KubeletState{mainOf("next"): StateAbsent}
-	if d := Decide(s, 2); d.Question == nil || d.Question.Pod.Name != "other" {
-		t.Fatalf("got %+v, want a question about the other pod", d)
-	}
+	k := &kubelet{silent: true, states: map[string]KubeletState{"next": StateAbsent}}
+	k.decide(s, 2)
+	check.Equal(t, "asked", []string{"next", "other"}, k.asked)
 }
 
 // A container is rejected, or gets other cards than the annotated ones, only by the API server's pods: the watch can be behind.

@@ -331,19 +331,22 @@ func (w *nodeModel) ask(c *Candidate, admitting *modelPod) KubeletState {
 	return StateWaiting
 }
 
-func (w *nodeModel) questions(s Snapshot, request gpu.Memory, admitting *modelPod) Decision {
-	states := map[ContainerKey]KubeletState{}
-	for {
-		s.Kubelet = Answers{States: states, Trusted: w.trusted, Silent: w.silent}
-		d := Decide(s, request)
-		if d.Question == nil {
-			return d
-		}
-		state := w.ask(d.Question, admitting)
-		w.trusted = w.trusted || state != StateAbsent
-		states[d.Question.Key()] = state
-	}
+// modelKubelet answers questions while a pod is admitted.
+type modelKubelet struct {
+	*nodeModel
+	admitting *modelPod
 }
+
+func (k modelKubelet) State(c Candidate) KubeletState {
+	if k.silent {
+		return StateUnknown
+	}
+	state := k.ask(&c, k.admitting)
+	k.trusted = k.trusted || state != StateAbsent
+	return state
+}
+
+func (k modelKubelet) Trusted() bool { return k.trusted }
 
 func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *modelPod) Decision {
 	if w.doubtful {
@@ -351,15 +354,15 @@ func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *
 		w.sync()
 	}
 	s := w.snapshot(w.cached(), true)
-	s.Preferred = preferred
-	d := w.questions(s, request, admitting)
+	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
+	d := Decide(s, request)
 	if !d.Outdated {
 		return d
 	}
 	w.sync()
 	s = w.snapshot(w.listed(), false).Refreshed(nil)
-	s.Preferred = preferred
-	return w.questions(s, request, admitting)
+	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
+	return Decide(s, request)
 }
 
 // collect frees the devices of pods that have ended, as the kubelet does before it allocates.

@@ -65,7 +65,7 @@ func (m *matching) onlyWaiting(candidates []Candidate) (found Candidate, ok bool
 	for _, group := range groups {
 		for _, c := range group {
 			switch {
-			case m.ask(c) != StateWaiting:
+			case m.Kubelet.State(c) != StateWaiting:
 			case !ok:
 				found, ok = c, true
 			case found.Pod.UID != c.Pod.UID:

@@ -142,29 +142,56 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
-	questions := &questions{kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
-	known := func() allocation.Decision {
-		snapshot := a.snapshots.Cached()
-		snapshot.Preferred = preferred
-		return questions.Ask(ctx, snapshot, request)
+	kubelet := &questions{ctx: ctx, kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
+	decide := func(snapshot allocation.Snapshot) allocation.Decision {
+		snapshot.Preferred, snapshot.Kubelet = preferred, kubelet
+		return allocation.Decide(snapshot, request)
 	}
-	decision := known()
+	decision := decide(a.snapshots.Cached())
 	if !decision.Outdated {
 		return decision
 	}
 	a.checkpoint.Sync(ctx)
 	pods, found, err := a.snapshots.pods.Search(ctx, func() bool {
 		// Only a match by the kubelet ends the search early: the list may have a better one than a match by order.
-		decision = known()
+		decision = decide(a.snapshots.Cached())
 		return decision.Match == allocation.ByKubelet
 	})
 	if found {
 		return decision
 	}
-	refreshed := a.snapshots.Of(pods).Refreshed(err)
-	refreshed.Preferred = preferred
-	return questions.Ask(ctx, refreshed, request)
+	return decide(a.snapshots.Of(pods).Refreshed(err))
 }
+
+// questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't
+// change while it waits for the plugin's response. All questions together take askTimeout at most.
+type questions struct {
+	// ctx is that of the kubelet's call.
+	ctx     context.Context
+	kubelet *podResources
+	left    time.Duration
+	// states are the answers so far.
+	states map[allocation.ContainerKey]allocation.KubeletState
+}
+
+// State implements allocation.Kubelet.
+func (q *questions) State(c allocation.Candidate) allocation.KubeletState {
+	state, answered := q.states[c.Key()]
+	if answered || q.left <= 0 {
+		return state
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(q.ctx, q.left)
+	defer cancel()
+	if state = q.kubelet.State(ctx, c); state != allocation.StateUnknown {
+		q.states[c.Key()] = state
+	}
+	q.left -= time.Since(start)
+	return state
+}
+
+// Trusted implements allocation.Kubelet.
+func (q *questions) Trusted() bool { return q.kubelet.Answers() }
 
 // remember records what the container was given.
 func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet, l limitation) {

@@ -20,7 +20,6 @@ import (
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -103,13 +102,10 @@ func (p *podResources) Renew() {
 // and answers with the same code as for a pod that it doesn't know.
 func (p *podResources) Answers() bool { return p != nil && p.answered }
 
-// Askable reports whether questions are sent now.
-func (p *podResources) Askable() bool { return p != nil && !time.Now().Before(p.pausedUntil) }
-
 // State asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
 // limit, the result is unknown and never absent.
 func (p *podResources) State(ctx context.Context, c allocation.Candidate) allocation.KubeletState {
-	if !p.Askable() {
+	if p == nil || time.Now().Before(p.pausedUntil) {
 		return allocation.StateUnknown
 	}
 	for range askTries {
@@ -227,28 +223,4 @@ func stateOf(c allocation.Candidate, pod *podresourcesv1.PodResources) allocatio
 		}
 	}
 	return allocation.StateWaiting
-}
-
-// questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't
-// change while it waits for the plugin's response. All questions together take askTimeout at most.
-type questions struct {
-	kubelet *podResources
-	left    time.Duration
-	states  map[allocation.ContainerKey]allocation.KubeletState
-}
-
-// Ask returns the decision from the snapshot, for which it asks the kubelet what allocation.Decide needs to know.
-func (q *questions) Ask(ctx context.Context, s allocation.Snapshot, request gpu.Memory) allocation.Decision {
-	for {
-		s.Kubelet = allocation.Answers{States: q.states, Trusted: q.kubelet.Answers(), Silent: q.left <= 0 || !q.kubelet.Askable()}
-		decision := allocation.Decide(s, request)
-		if decision.Question == nil {
-			return decision
-		}
-		start := time.Now()
-		bounded, cancel := context.WithTimeout(ctx, q.left)
-		q.states[decision.Question.Key()] = q.kubelet.State(bounded, *decision.Question)
-		cancel()
-		q.left -= time.Since(start)
-	}
 }
