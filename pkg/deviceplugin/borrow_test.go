@@ -39,16 +39,15 @@ func TestLimitAboveRequest(t *testing.T) {
 		variable, device string
 		allowed, limit   uint64
 	}{
-		"not annotated, not enforced":   {isolation.None, nil, "", "", 0, 0},
-		"not annotated":                 {isolation.Driver, nil, "", "2048Mi", 0, 2 << 30},
-		"not enforced":                  {isolation.None, []podOption{limited("8Gi")}, "8192", "", 8 << 30, 0},
-		"enforced":                      {isolation.Driver, []podOption{limited("8Gi")}, "8192", "8192Mi", 8 << 30, 8 << 30},
-		"rounded up to 128 MiB":         {isolation.Driver, []podOption{limited("8193Mi")}, "8320", "8320Mi", 8320 << 20, 8320 << 20},
-		"equal to the request":          {isolation.Driver, []podOption{limited("2Gi")}, "", "2048Mi", 0, 2 << 30},
-		"below the request":             {isolation.Driver, []podOption{limited("1Gi")}, "", "2048Mi", 0, 2 << 30},
-		"more than the card has":        {isolation.Driver, []podOption{limited("1Ti")}, "15360", "15360Mi", 15 << 30, 15 << 30},
-		"invalid":                       {isolation.Driver, []podOption{limited("much")}, "", "2048Mi", 0, 2 << 30},
-		"named by the other annotation": {isolation.None, []podOption{fake.Annotation(protocol.AnnotationLimits, `{"main": "4Gi"}`)}, "4096", "", 4 << 30, 0},
+		"not annotated, not enforced": {isolation.None, nil, "", "", 0, 0},
+		"not annotated":               {isolation.Driver, nil, "", "2048Mi", 0, 2 << 30},
+		"not enforced":                {isolation.None, []podOption{limited("8Gi")}, "8192", "", 8 << 30, 0},
+		"enforced":                    {isolation.Driver, []podOption{limited("8Gi")}, "8192", "8192Mi", 8 << 30, 8 << 30},
+		"rounded up to 128 MiB":       {isolation.Driver, []podOption{limited("8193Mi")}, "8320", "8320Mi", 8320 << 20, 8320 << 20},
+		"equal to the request":        {isolation.Driver, []podOption{limited("2Gi")}, "", "2048Mi", 0, 2 << 30},
+		"below the request":           {isolation.Driver, []podOption{limited("1Gi")}, "", "2048Mi", 0, 2 << 30},
+		"more than the card has":      {isolation.Driver, []podOption{limited("1Ti")}, "15360", "15360Mi", 15 << 30, 15 << 30},
+		"invalid":                     {isolation.Driver, []podOption{limited("much")}, "", "2048Mi", 0, 2 << 30},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, k, p, stop := startIsolated(t, test.mode, limiter{hard: inventory.NoLimit}, reservedCards())

@@ -1,7 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,14 +15,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// The annotations of a pod that let a container use more GPU memory than it requests, as long as its card has memory to spare.
+// prefixLimit and suffixLimit enclose the container's name in an annotation of a pod that lets the container use more GPU memory than it requests, as
+// long as its card has memory to spare. The value is the container's limit, a quantity of bytes. The form is that of NVIDIA's Run:ai and
+// KAI-Scheduler.
 const (
-	// prefixLimit and suffixLimit enclose the container's name in an annotation whose value is the container's limit, a quantity of bytes. The
-	// form is that of NVIDIA's Run:ai and KAI-Scheduler.
 	prefixLimit = "nvidia.com/container."
 	suffixLimit = ".gpu-memory.limit"
-	// AnnotationLimits has the limits of containers whose names are too long for a key: {"CONTAINER": "QUANTITY"}.
-	AnnotationLimits = "gpushare.aliyun.com/gpu-memory-limits"
 )
 
 // AnnotationLimit returns the name of the annotation with the limit of a container.
@@ -47,17 +44,13 @@ type MemoryLimit struct {
 // what to write if an annotation names no container that asks for GPU memory, or has no quantity of at least 1 MiB. Users can change
 // annotations at any time; what a container was given at its start is in its environment (EnvMemoryLimit).
 func MemoryLimits(pod *corev1.Pod) (map[string]MemoryLimit, error) {
-	texts, err := listedLimits(pod)
-	if err != nil {
-		return nil, err
-	}
-	names := slices.Collect(maps.Keys(texts))
-	for key := range pod.Annotations {
+	texts := map[string]string{}
+	for key, text := range pod.Annotations {
 		if name, ok := LimitedContainer(key); ok {
-			names = append(names, name)
+			texts[name] = text
 		}
 	}
-	if len(names) == 0 {
+	if len(texts) == 0 {
 		return nil, nil
 	}
 	requests := map[string]gpu.Memory{}
@@ -65,41 +58,21 @@ func MemoryLimits(pod *corev1.Pod) (map[string]MemoryLimit, error) {
 		requests[container.Name] = ContainerRequest(&container)
 	}
 	limits := map[string]MemoryLimit{}
-	slices.Sort(names) // The error is the same each time.
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(texts)) { // The error is the same each time.
 		request, exists := requests[name]
-		text, listed := texts[name]
-		other, annotated := pod.Annotations[AnnotationLimit(name)]
 		switch {
-		case listed && annotated:
-			return nil, fmt.Errorf("the limit of GPU memory of container %.64q is annotated twice: remove %s or its entry there", name, AnnotationLimits)
 		case !exists:
 			return nil, fmt.Errorf("a limit of GPU memory is annotated for container %.64q, which the pod doesn't have", name)
 		case request == 0:
 			return nil, fmt.Errorf("container %s has an annotated limit of GPU memory, and doesn't ask for any: set %s in its resource limits", name, ResourceMemory)
 		}
-		bytes, err := parseLimit(text + other) // One of them is empty.
+		bytes, err := parseLimit(texts[name])
 		if err != nil {
 			return nil, fmt.Errorf("annotated limit of GPU memory of container %s: %w: write an amount of bytes such as 16Gi", name, err)
 		}
 		limits[name] = MemoryLimit{bytes, request}
 	}
 	return limits, nil
-}
-
-// listedLimits returns the values of AnnotationLimits by container.
-func listedLimits(pod *corev1.Pod) (texts map[string]string, err error) {
-	text, ok := pod.Annotations[AnnotationLimits]
-	if !ok {
-		return nil, nil
-	}
-	if len(text) > MaxSize {
-		return nil, fmt.Errorf("annotation %s: %d bytes, want %d at most", AnnotationLimits, len(text), MaxSize)
-	}
-	if err := json.Unmarshal([]byte(text), &texts); err != nil {
-		return nil, fmt.Errorf(`annotation %s: want {"CONTAINER": "QUANTITY"}, such as {"trainer": "16Gi"}: %w`, AnnotationLimits, err)
-	}
-	return texts, nil
 }
 
 // shortQuantity matches quantities with few digits. resource.Quantity computes the power of ten of any exponent, which takes hours for nine

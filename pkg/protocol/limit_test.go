@@ -1,8 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
-	"maps"
 	"strings"
 	"testing"
 
@@ -28,9 +26,8 @@ func TestMemoryLimits(t *testing.T) {
 		"the least":                {annotations: map[string]string{trainer: "1Mi"}, want: gpu.Limits{Largest: 1}},
 		"the least over two cards": {annotations: map[string]string{trainer: "1Mi"}, label: "2", want: gpu.Limits{Largest: 1}},
 		"over two cards":           {annotations: map[string]string{trainer: "16Gi"}, label: "2", want: gpu.Limits{Largest: 8 << 10, MaxUnit: 2 << 10}},
-		"by the other annotation":  {annotations: map[string]string{AnnotationLimits: `{"trainer": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 2 << 10}},
 		"of two containers": {
-			annotations: map[string]string{trainer: "12Gi", AnnotationLimits: `{"helper": "16Gi"}`}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 1536},
+			annotations: map[string]string{trainer: "12Gi", AnnotationLimit("helper"): "16Gi"}, want: gpu.Limits{Largest: 16 << 10, MaxUnit: 1536},
 		},
 		"of another kind":    {annotations: map[string]string{"nvidia.com/container.trainer.gpu-memory.request": "1Gi"}},
 		"less than 1 MiB":    {annotations: map[string]string{trainer: "1023Ki"}, err: `annotated limit of GPU memory of container trainer: "1023Ki" is less than 1 MiB` + such},
@@ -48,19 +45,6 @@ func TestMemoryLimits(t *testing.T) {
 			annotations: map[string]string{AnnotationLimit("proxy"): "16Gi"},
 			err:         "container proxy has an annotated limit of GPU memory, and doesn't ask for any: set aliyun.com/gpu-mem in its resource limits",
 		},
-		"twice": {
-			annotations: map[string]string{trainer: "16Gi", AnnotationLimits: `{"trainer": "16Gi"}`},
-			err:         `the limit of GPU memory of container "trainer" is annotated twice: remove gpushare.aliyun.com/gpu-memory-limits or its entry there`,
-		},
-		"no JSON": {
-			annotations: map[string]string{AnnotationLimits: "16Gi"},
-			err: `annotation gpushare.aliyun.com/gpu-memory-limits: want {"CONTAINER": "QUANTITY"}, such as {"trainer": "16Gi"}: ` +
-				`invalid character 'G' after top-level value`,
-		},
-		"too long": {
-			annotations: map[string]string{AnnotationLimits: strings.Repeat(" ", MaxSize+1)},
-			err:         "annotation gpushare.aliyun.com/gpu-memory-limits: 16385 bytes, want 16384 at most",
-		},
 	} {
 		pod := counted(test.label, wants("trainer", "8", ""), wants("proxy", "", ""))
 		pod.Spec.InitContainers = []corev1.Container{wants("helper", "4", "")}
@@ -72,28 +56,23 @@ func TestMemoryLimits(t *testing.T) {
 
 // FuzzMemoryLimits: no annotation makes the extender fail. Those that are accepted give each named container what they say.
 func FuzzMemoryLimits(f *testing.F) {
-	f.Add("16Gi", `{"helper": "1Gi"}`)
-	f.Add("1e3", "{}")
-	f.Fuzz(func(t *testing.T, text, list string) {
+	f.Add("16Gi", "1Gi")
+	f.Add("1e3", "")
+	f.Fuzz(func(t *testing.T, trainer, helper string) {
 		pod := counted("", wants("trainer", "8", ""), wants("helper", "4", ""))
-		pod.Annotations = map[string]string{AnnotationLimit("trainer"): text, AnnotationLimits: list}
+		want := map[string]string{"trainer": trainer, "helper": helper}
+		pod.Annotations = map[string]string{AnnotationLimit("trainer"): trainer, AnnotationLimit("helper"): helper}
 		limits, err := MemoryLimits(pod)
 		if err != nil {
 			return
 		}
-		want := map[string]string{"trainer": text}
-		var listed map[string]string
-		if err := json.Unmarshal([]byte(list), &listed); err != nil {
-			t.Fatalf("%q is accepted: %v", list, err)
-		}
-		maps.Copy(want, listed)
 		if len(limits) != len(want) {
-			t.Errorf("%q and %q give %v", text, list, limits)
+			t.Errorf("%q give %v", want, limits)
 		}
 		for name, l := range limits {
 			limit := l.Bytes
 			quantity, err := resource.ParseQuantity(want[name])
-			if err != nil || limit < uint64(gpu.MiB) || quantity.CmpInt64(int64(limit)) > 0 || quantity.CmpInt64(int64(limit)-1) <= 0 || name != "trainer" && name != "helper" {
+			if err != nil || limit < uint64(gpu.MiB) || quantity.CmpInt64(int64(limit)) > 0 || quantity.CmpInt64(int64(limit)-1) <= 0 {
 				t.Errorf("container %s has %d by %q", name, limit, want[name])
 			}
 		}

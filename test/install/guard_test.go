@@ -785,8 +785,6 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 		"on the Job only":    {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false, ""},
 		"a limit on the Job only": {limits, nil, true, "its containers have no limit above their requests: the annotation " + protocol.AnnotationLimit("main") +
 			" is on the Job itself, and must be in spec.template.metadata", false, ""},
-		"a limit by the other annotation on the Job only": {map[string]string{protocol.AnnotationLimits: "{}"}, nil, true,
-			"its containers have no limit above their requests: the annotation " + protocol.AnnotationLimits + " is on the Job itself, and must be in spec.template.metadata", false, ""},
 		"a limit on both":           {limits, limits, true, "", false, ""},
 		"on both":                   {keys, keys, true, "", false, ""},
 		"on the template":           {nil, keys, true, "", false, ""},
