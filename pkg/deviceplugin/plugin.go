@@ -187,7 +187,8 @@ func (p *Plugin) addRegistrar() {
 	}
 	p.registrar = &registrar{
 		dir: p.options.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
-		notOffered: p.reporter.NotOffered, wake: background.NewSignal(), cleanup: cleanup, absence: absence,
+		notOffered: p.reporter.NotOffered, podResources: p.options.PodResourcesSocket, cannotAsk: p.reporter.CannotAsk,
+		wake: background.NewSignal(), cleanup: cleanup, absence: absence,
 	}
 	p.service.counted = p.registrar.wake.Raise
 }

@@ -54,7 +54,11 @@ type registrar struct {
 	before func(context.Context)
 	// notOffered is called with the reason why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
 	notOffered func(reason error)
-	wake       background.Signal
+	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked. cannotAsk is called once, with the
+	// reason, if the kubelet that has the plugin doesn't serve there.
+	podResources string
+	cannotAsk    func(reason error)
+	wake         background.Signal
 	// cleanup and absence are the constants of the same names.
 	cleanup, absence time.Duration
 	// tried is the kubelet's socket at the last attempt.
@@ -241,6 +245,7 @@ func (r *registrar) watch(ctx context.Context, own *serving) error {
 	defer ticker.Stop()
 	registered := time.Now()
 	for {
+		r.checkPodResources(registered)
 		_, changed, problem := r.cards.Get()
 		// A stream can begin and end between two steps of the loop. Read before Listening, or one that begins now would count as ended.
 		listened := r.service.streams.Load() > own.former
@@ -266,6 +271,18 @@ func (r *registrar) watch(ctx context.Context, own *serving) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// checkPodResources reports a missing socket once the plugin has been registered for so long that the kubelet has made it.
+func (r *registrar) checkPodResources(registered time.Time) {
+	if r.podResources == "" || time.Since(registered) <= r.absence {
+		return
+	}
+	if _, err := os.Stat(r.podResources); errors.Is(err, fs.ErrNotExist) {
+		r.cannotAsk(fmt.Errorf("the kubelet has no socket %s, so the plugin can't ask which pod it starts, and can take one for another: "+
+			"--pod-resources-socket must be in pod-resources of the kubelet's --root-dir", r.podResources))
+	}
+	r.podResources = "" // It was checked.
 }
 
 var errRestarted = errors.New("the kubelet was restarted")

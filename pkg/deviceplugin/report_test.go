@@ -3,6 +3,9 @@ package deviceplugin
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,5 +125,54 @@ func TestNoKubelet(t *testing.T) {
 	startKubelet(t, b.dir).awaitDevices(16, 16)
 	if n := len(b.events.Events); n > 0 {
 		t.Errorf("%d more Events", n)
+	}
+}
+
+// TestNoPodResources: a wrong directory of the PodResources socket is reported once. The plugin works, but can take one pod for another.
+func TestNoPodResources(t *testing.T) {
+	b := newFixture(t)
+	b.absence, b.socket = time.Millisecond, filepath.Join(b.dir, "elsewhere", "kubelet.sock")
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(newCards(16))
+	k.awaitDevices(16, 16)
+	await.True(t, "an Event", func() bool { p.registrar.wake.Raise(); return len(b.events.Events) > 0 })
+	b.awaitEvent("GPUKubeletNotAsked the kubelet has no socket " + b.socket + ", so the plugin can't ask which pod it starts, and can take one for another: " +
+		"--pod-resources-socket must be in pod-resources of the kubelet's --root-dir")
+	one := newPod("one", main(4), assumed(0, 1))
+	b.create(p, one)
+	p.registrar.wake.Raise()
+	k.mustAdmit(one)
+	b.awaitAssigned("one", 0)
+	for len(b.events.Events) > 0 {
+		if event := <-b.events.Events; strings.Contains(event, "GPUKubeletNotAsked") {
+			t.Errorf("a second Event: %s", event)
+		}
+	}
+}
+
+// TestCheckPodResources: a socket that is there, or that the kubelet may not have made yet, isn't reported.
+func TestCheckPodResources(t *testing.T) {
+	dir := t.TempDir()
+	there, missing := filepath.Join(dir, "there"), filepath.Join(dir, "missing")
+	check.Must(t, os.WriteFile(there, nil, 0o600))
+	for name, test := range map[string]struct {
+		socket string
+		ago    []time.Duration
+		want   int
+	}{
+		"the socket is there":       {there, []time.Duration{2 * time.Minute}, 0},
+		"it is missing":             {missing, []time.Duration{2 * time.Minute, 3 * time.Minute}, 1},
+		"it can be missing yet":     {missing, []time.Duration{time.Second}, 0},
+		"it is missing after that":  {missing, []time.Duration{time.Second, 2 * time.Minute}, 1},
+		"no kubelet is to be asked": {"", []time.Duration{2 * time.Minute}, 0},
+	} {
+		got := 0
+		r := &registrar{absence: time.Minute, podResources: test.socket, cannotAsk: func(error) { got++ }}
+		for _, ago := range test.ago {
+			r.checkPodResources(time.Now().Add(-ago))
+		}
+		if got != test.want {
+			t.Errorf("%s: reported %d times, want %d", name, got, test.want)
+		}
 	}
 }
