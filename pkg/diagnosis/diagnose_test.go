@@ -146,7 +146,7 @@ func TestMessages(t *testing.T) {
 		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
 			reasons.Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
-			reasons.Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)"}},
+			reasons.Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1"}},
 		"no free memory": {split, pod(1, fake.OntoNode("n2")), Diagnosis{
 			reasons.Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{

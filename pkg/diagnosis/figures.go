@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"cmp"
 	"math"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
@@ -35,8 +34,6 @@ type figures struct {
 	spare gpu.Memory
 	// after are the cards once the terminating pods have ended; nil if no pod is terminating.
 	after *cardsAfter
-	// plain is true if nothing but the totals decides what the node has for a pod that asks for memory of one card only.
-	plain bool
 }
 
 type cardsAfter struct {
@@ -60,16 +57,5 @@ func newFigures(n *Node) figures {
 		}
 		f.after = &cardsAfter{cards, placement.Sum(cards)}
 	}
-	f.plain = f.after == nil && len(n.Nominees) == 0 && f.spare >= totals.FreeHealthy && !totals.Limited
 	return f
-}
-
-// same reports whether two nodes have the same for each pod that asks for memory of one card only.
-func (f *figures) same(o *figures) bool {
-	return f.plain && o.plain && f.totals == o.totals && f.compare(o) == 0 && f.largest == o.largest
-}
-
-// compare compares what two nodes have free: first the largest piece, then the sum.
-func (f *figures) compare(o *figures) int {
-	return cmp.Or(cmp.Compare(f.piece, o.piece), cmp.Compare(f.free, o.free))
 }

@@ -14,10 +14,8 @@ import (
 
 // eligibleNodes are what a pod's constraints leave of the nodes, independent of memory.
 type eligibleNodes struct {
-	// nodes are the positions of those that the pod can use, with the most free memory first, and of equal ones by name.
+	// nodes are the positions of those that the pod can use, in order.
 	nodes []int
-	// runs holds for each of the nodes how many from there on are the same, see figures.same.
-	runs []int
 	// excluded is why it can't use the others; empty if it can use all.
 	excluded string
 }
@@ -96,20 +94,8 @@ func (d *Diagnoser) eligibleFor(pod *Pod) *eligibleNodes {
 	default:
 		made.excluded = fmt.Sprintf(": its node affinity names %s, which shares none", FirstOf(pinned))
 	}
-	made.order(d.nodes.figures)
 	d.eligibleKept += len(made.nodes)
 	return made
-}
-
-// order sorts the nodes and counts their runs.
-func (e *eligibleNodes) order(of []figures) {
-	slices.SortFunc(e.nodes, func(a, b int) int { return cmp.Or(of[b].compare(&of[a]), cmp.Compare(a, b)) })
-	e.runs = slices.Repeat([]int{1}, len(e.nodes))
-	for k := len(e.nodes) - 2; k >= 0; k-- {
-		if of[e.nodes[k]].same(&of[e.nodes[k+1]]) {
-			e.runs[k] += e.runs[k+1]
-		}
-	}
 }
 
 // room is what the nodes and their cards have for a pod. reason is one of cardReasons or NoNode.
@@ -164,17 +150,9 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	}
 	var sums summaries
 	f := finding{demand: pod.Demand()}
-	for k, n := 0, 0; k < len(eligible.nodes); k += n {
-		i := eligible.nodes[k]
-		n = 1
-		if !f.several() {
-			if fits := sums.of(reasons.Fits); fits != nil && d.nodes.figures[i].compare(fits.best.figures) < 0 {
-				break // All further nodes have less than the best one.
-			}
-			n = eligible.runs[k]
-		}
+	for _, i := range eligible.nodes {
 		d.find(&f, i, pod)
-		sums.add(&f, n)
+		sums.add(&f)
 	}
 	for _, reason := range cardReasons {
 		if s := sums.of(reason); s != nil {
@@ -316,9 +294,9 @@ func withUsed(cards []placement.Card, where gpu.Placement, change func(*placemen
 	return cards
 }
 
-// compare compares what two nodes have free: first the number of cards with room, then their figures.
+// compare compares what two nodes have free: first the number of cards with room, then the largest piece, then the sum.
 func (f *finding) compare(o *finding) int {
-	return cmp.Or(cmp.Compare(f.roomy, o.roomy), f.figures.compare(o.figures))
+	return cmp.Or(cmp.Compare(f.roomy, o.roomy), cmp.Compare(f.piece, o.piece), cmp.Compare(f.free, o.free))
 }
 
 // compareSize compares the sizes of two nodes' cards, and prefers the first of equal ones.
@@ -330,8 +308,8 @@ func (f *finding) compareSize(o *finding) int {
 type summary struct {
 	reason reasons.Reason
 	best   finding
-	// n is the number of nodes; alike have the same figures as best, and the others less.
-	n, alike int
+	// n is the number of nodes.
+	n int
 	// largest is the node with the largest card.
 	largest finding
 }
@@ -349,19 +327,16 @@ func (s summaries) of(reason reasons.Reason) *summary {
 	return nil
 }
 
-// add counts n nodes for which the same was found, of which f is the first. Nodes with the same figures must come in their order.
-func (s *summaries) add(f *finding, n int) {
+// add counts a node. Nodes must come in order.
+func (s *summaries) add(f *finding) {
 	known := s.of(f.reason)
 	if known == nil {
-		*s = append(*s, summary{reason: f.reason, best: *f, n: n, alike: n - 1, largest: *f})
+		*s = append(*s, summary{reason: f.reason, best: *f, n: 1, largest: *f})
 		return
 	}
-	known.n += n
-	switch order := f.compare(&known.best); {
-	case order > 0:
-		known.best, known.alike = *f, n-1
-	case order == 0:
-		known.alike += n
+	known.n++
+	if f.compare(&known.best) > 0 {
+		known.best = *f
 	}
 	if f.compareSize(&known.largest) > 0 {
 		known.largest = *f

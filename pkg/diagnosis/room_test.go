@@ -2,16 +2,12 @@ package diagnosis
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -94,39 +90,5 @@ func TestRejectedNodes(t *testing.T) {
 	}
 	if names := slices.Repeat([]string{"n"}, 3); listed(names, 3) != "n, n, n" || listed(names, 5) != "n, n, n and 2 more" {
 		t.Error(listed(names, 5))
-	}
-}
-
-// Nodes that are the same for a pod are checked once. The result is that of a check of each.
-func TestRunsOfNodes(t *testing.T) {
-	random := rand.New(rand.NewPCG(3, 4))
-	for range 200 {
-		nodes := make([]Node, 20)
-		for i := range nodes {
-			n := node(fmt.Sprintf("n%02d", i), gpu.GiB, card(0, 16, gpu.Memory(8*random.IntN(3))), card(1, 16, gpu.Memory(8*random.IntN(2))))
-			switch random.IntN(6) {
-			case 0:
-				n.Terminating = terminating(3)
-				n.Terminating[0].Placement = gpu.On(1, 8)
-			case 1:
-				n.Cards[0].Unhealthy = true
-				n.Object.Status.Allocatable = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("16")}
-				n.Requested = n.Cards[0].Used
-			case 2:
-				n.Unit = gpu.MiB
-			case 3:
-				n.Nominees = []ledger.Place{{Pod: gpu.Pod{UID: "nominee", Name: "nominee", Request: 8}, On: gpu.On(1, 8)}}
-			}
-			nodes[i] = n
-		}
-		fast, slow := NewDiagnoser(nodes, nil, now), NewDiagnoser(nodes, nil, now)
-		for request := range int64(18) {
-			p := pod(1 + request)
-			eligible := slow.eligibleFor(p)
-			eligible.runs = slices.Repeat([]int{1}, len(eligible.nodes))
-			if got, want := fast.roomFor(p), slow.roomFor(p); got != want {
-				t.Fatalf("request %d: %+v, want %+v", request, got, want)
-			}
-		}
 	}
 }

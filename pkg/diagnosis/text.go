@@ -185,9 +185,6 @@ func (s *summary) room(now time.Time, excluded string) room {
 	switch s.reason {
 	case reasons.Fits:
 		made.has = has
-		if s.alike > 0 {
-			made.has += s.others()
-		}
 	case reasons.KeptForNominated:
 		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", has, f.nominee)
 	case reasons.FailedCard:
@@ -196,11 +193,11 @@ func (s *summary) room(now time.Time, excluded string) room {
 	case reasons.WaitsForTermination:
 		made.message = f.waitsText(now)
 	case reasons.Crowded:
-		made.message = fmt.Sprintf("the cards that have room, on %s%s, take no more containers by MPS", name, s.others())
+		made.message = fmt.Sprintf("the cards that have room, on %s, take no more containers by MPS", name)
 	case reasons.Fragmented:
-		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s%s: a pod gets one card", amount(free), name, amount(piece), s.others())
+		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s: a pod gets one card", amount(free), name, amount(piece))
 	case reasons.Full:
-		made.message = fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s%s", amount(piece), name, s.others())
+		made.message = fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s", amount(piece), name)
 		if piece == 0 {
 			made.message = "the cards that are large enough are taken, nothing of them is free"
 		}
@@ -216,17 +213,6 @@ func (s *summary) room(now time.Time, excluded string) room {
 	}
 	made.message += excluded
 	return made
-}
-
-// others returns the note on the nodes besides the one that is named.
-func (s *summary) others() string {
-	switch less := s.n - 1 - s.alike; {
-	case s.alike > 0:
-		return fmt.Sprintf(" (and %s alike)", count(s.alike, "node", "nodes"))
-	case less > 0:
-		return fmt.Sprintf(" (%s less)", count(less, "other node has", "other nodes have"))
-	}
-	return ""
 }
 
 // containersText explains why the pod is too large if its number of containers is the reason.
@@ -255,9 +241,9 @@ func (s *summary) severalText() string {
 	}
 	switch s.reason {
 	case reasons.Fragmented:
-		return fmt.Sprintf("%s: %s has %s, though enough in sum%s", needs, name, has, s.others())
+		return fmt.Sprintf("%s: %s has %s, though enough in sum", needs, name, has)
 	case reasons.Full:
-		return fmt.Sprintf("%s: %s has %s%s", needs, name, has, s.others())
+		return fmt.Sprintf("%s: %s has %s", needs, name, has)
 	case reasons.Unhealthy:
 		return fmt.Sprintf("%s: too few of the cards that are large enough are healthy, on %s", needs, name)
 	case reasons.TooLarge:

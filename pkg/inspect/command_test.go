@@ -264,7 +264,7 @@ default    piece  12       fragmented  12 GiB free on n1, but the largest piece 
 				}))
 			},
 			args:   []string{"--pending", "--no-headers"},
-			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1 (1 other node has less)\n",
+			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1\n",
 		},
 		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
