@@ -211,17 +211,11 @@ func newScheduler(o options, registry *prometheus.Registry, settings scheduling.
 		fair.Tenants(scheduler.Ready, scheduler.Tenants, scheduler.InvalidNamespaces)
 	}
 	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods { return pendingPods(scheduler.Explain()) })
+	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods {
+		now := scheduler.Explain()
+		return metrics.PendingPods{At: now.At, Diagnoses: now.Diagnoses, RequestProblems: len(now.RequestProblems)}
+	})
 	return scheduler, nil
-}
-
-// pendingPods returns what metrics count of the pending pods.
-func pendingPods(explanation *scheduling.Explanation) metrics.PendingPods {
-	now := metrics.PendingPods{At: explanation.At, RequestProblems: len(explanation.RequestProblems)}
-	for i, why := range explanation.Diagnoses {
-		now.Pods = append(now.Pods, metrics.Pending{Reason: why.Reason, Position: explanation.Positions[i]})
-	}
-	return now
 }
 
 // logAddresses logs where this process serves, and a warning if any client can bind pods there.

@@ -71,7 +71,7 @@ func benchmarkDiagnose(b *testing.B, n int, build func(i int) *Pod) {
 		pods[i].UID = gpu.PodUID(fmt.Sprint("uid-", i))
 	}
 	for b.Loop() {
-		diagnoses, _ := NewDiagnoser(nodes, pods, now).DiagnoseAll(pods, func(int) *GroupWait { return nil })
+		diagnoses := NewDiagnoser(nodes, pods, now).DiagnoseAll(pods, func(int) *GroupWait { return nil })
 		if len(diagnoses) != n {
 			b.Fatal(len(diagnoses))
 		}

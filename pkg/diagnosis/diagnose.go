@@ -17,6 +17,8 @@ type Diagnosis struct {
 	Reason reasons.Reason
 	// Message is the explanation that is shown to users.
 	Message string
+	// Position is where the pod is in the queue; DiagnoseAll sets it.
+	Position Position
 }
 
 // UntriedAfter is how long kube-scheduler may leave a pod untried before its diagnosis says so. A scheduler that runs tries a
@@ -61,17 +63,17 @@ func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	return d
 }
 
-// DiagnoseAll returns the diagnoses of all pending pods, and their positions, which the messages have too. wait returns what the group of the i-th
+// DiagnoseAll returns the diagnoses of all pending pods, with their positions, which the messages have too. wait returns what the group of the i-th
 // pod waits for, see Diagnose.
-func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Diagnosis, []Position) {
+func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) []Diagnosis {
 	all, waits := make([]Diagnosis, len(pods)), make([]*GroupWait, len(pods))
 	for i, pod := range pods {
 		waits[i] = wait(i)
 		all[i] = d.diagnose(pod, waits[i])
 	}
-	positions := d.positions(pods, waits, all)
+	d.setPositions(all, pods, waits)
 	for i := range all {
-		if text := positions[i].String(); text != "" {
+		if text := all[i].Position.String(); text != "" {
 			all[i].Message += "; " + text
 		}
 		if node := d.Awaited[pods[i].UID]; node != "" {
@@ -79,7 +81,7 @@ func (d *Diagnoser) DiagnoseAll(pods []*Pod, wait func(i int) *GroupWait) ([]Dia
 		}
 		all[i].Message = protocol.Shorten(all[i].Message)
 	}
-	return all, positions
+	return all
 }
 
 // Diagnose returns why the pod, which has no node, is pending. wait is what the pod's group waits for; nil if the pod doesn't
@@ -94,14 +96,14 @@ func (d *Diagnoser) diagnose(pod *Pod, wait *GroupWait) Diagnosis {
 	c := d.newCase(pod, wait)
 	for _, rule := range rules {
 		if rule.matches(c) {
-			return Diagnosis{rule.reason, rule.message(c)}
+			return Diagnosis{Reason: rule.reason, Message: rule.message(c)}
 		}
 	}
 	message := c.room.message
 	if !d.podsOnly { // There it is the message.
 		message += c.alsoSaid()
 	}
-	return Diagnosis{c.room.reason, message + c.more()}
+	return Diagnosis{Reason: c.room.reason, Message: message + c.more()}
 }
 
 // podCase is all that the rules know of a pod.

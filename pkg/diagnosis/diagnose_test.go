@@ -108,7 +108,7 @@ func TestDiagnose(t *testing.T) {
 		}
 	}
 	kept := pod(8, condition("", "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."))
-	want := Diagnosis{reasons.ReservedForOther, "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"}
+	want := Diagnosis{Reason: reasons.ReservedForOther, Message: "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}
@@ -142,27 +142,27 @@ func TestMessages(t *testing.T) {
 		want  Diagnosis
 	}{
 		"a card has room": {split, pod(7), Diagnosis{
-			reasons.Fits, "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
+			Reason: reasons.Fits, Message: "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
 		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
-			reasons.Fragmented, "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
+			Reason: reasons.Fragmented, Message: "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
-			reasons.Full, "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1"}},
+			Reason: reasons.Full, Message: "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1"}},
 		"no free memory": {split, pod(1, fake.OntoNode("n2")), Diagnosis{
-			reasons.Full, "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
+			Reason: reasons.Full, Message: "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
-			reasons.Unhealthy, "the cards that are large enough are unhealthy, on n"}},
+			Reason: reasons.Unhealthy, Message: "the cards that are large enough are unhealthy, on n"}},
 		"a taint with effect PreferNoSchedule": {[]Node{changed(node("n", gpu.GiB, card(0, 8, 0)), func(n *Node) {
 			n.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
-		})}, pod(9), Diagnosis{reasons.TooLarge, "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
+		})}, pod(9), Diagnosis{Reason: reasons.TooLarge, Message: "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
 		"nodes that can't be used": {[]Node{
 			changed(node("a", gpu.GiB, card(0, 8, 0)), cordoned), changed(node("b", gpu.GiB, card(0, 8, 0)), cordoned),
 			changed(node("c", gpu.GiB, card(0, 8, 0)), func(n *Node) { n.Closed = "the node is not ready" }),
-		}, pod(1), Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready"}},
-		"no node shares its cards": {nil, pod(1), Diagnosis{reasons.NoNode, "no node shares GPU memory"}},
+		}, pod(1), Diagnosis{Reason: reasons.NoNode, Message: "no node that shares GPU memory can take the pod; a, b: the node is cordoned; c: the node is not ready"}},
+		"no node shares its cards": {nil, pod(1), Diagnosis{Reason: reasons.NoNode, Message: "no node shares GPU memory"}},
 		"scheduling gates": {split, pod(1, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "a/b"}, {Name: "c"}} }), Diagnosis{
-			reasons.Gated, "the pod is held back by its scheduling gates: a/b, c"}},
+			Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: a/b, c"}},
 		"evictions in progress": {[]Node{split[0], changed(full, func(n *Node) { n.Terminating = terminating(0) })}, pod(16, nominated), Diagnosis{
-			reasons.Nominated, "pods of lower priority are leaving n2 to make room for it"}},
+			Reason: reasons.Nominated, Message: "pods of lower priority are leaving n2 to make room for it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check.Equal(t, "the result", test.want, NewDiagnoser(test.nodes, nil, now).Diagnose(test.pod, nil))

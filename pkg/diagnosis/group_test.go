@@ -28,24 +28,20 @@ func TestDiagnoseMember(t *testing.T) {
 		wait *GroupWait
 		want Diagnosis
 	}{
-		"alone it would fit":                            {pod(7), wait, Diagnosis{reasons.WaitsForGroup, waits}},
-		"alone it would lack one card":                  {pod(12), wait, Diagnosis{reasons.WaitsForGroup, waits}},
-		"alone it would lack memory":                    {pod(13), wait, Diagnosis{reasons.WaitsForGroup, waits}},
-		"since when is unknown":                         {pod(7), &GroupWait{Group: "default/train", Reason: reasons.Group{Words: "so"}}, Diagnosis{reasons.WaitsForGroup, "group default/train waits: so"}},
-		"no card is large enough":                       {pod(50), wait, Diagnosis{reasons.TooLarge, "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
-		"the cards that are large enough are unhealthy": {pod(30), wait, Diagnosis{reasons.Unhealthy, "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
-		"no node can be used":                           {pod(7, fake.OntoNode("x")), wait, Diagnosis{reasons.NoNode, "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
-		"kube-scheduler doesn't try it for lack of memory": {pod(13), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.Full,
-			"the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"kube-scheduler hasn't tried it yet": {pod(7), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{reasons.WaitsForGroup,
-			"group g waits: kube-scheduler hasn't tried all other members yet"}},
-		"kube-scheduler tries no member of a PodGroup that is incomplete": {pod(7, created), &GroupWait{Group: "g", Native: true, Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{reasons.WaitsForGroup,
-			"group g waits: 1 of 2 members exist"}},
-		"no scheduler tries a member of a group": {pod(7, created), &GroupWait{Group: "g", Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{reasons.NotTried,
-			"scheduler \"default-scheduler\" has not tried it for 1m: is a scheduler of this name running?; group g waits: 1 of 2 members exist"}},
-		"its own scheduling gates come first":            {pod(7, gated), wait, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
-		"its own scheduling gates, and an invalid group": {pod(7, gated), &GroupWait{Group: "g", Reason: reasons.GroupInvalid("so")}, Diagnosis{reasons.InvalidGroup, "group g is invalid: so"}},
-		"it doesn't wait for its group (any more)":       {pod(12), nil, Diagnosis{reasons.Fragmented, "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
+		"alone it would fit":                                              {pod(7), wait, Diagnosis{Reason: reasons.WaitsForGroup, Message: waits}},
+		"alone it would lack one card":                                    {pod(12), wait, Diagnosis{Reason: reasons.WaitsForGroup, Message: waits}},
+		"alone it would lack memory":                                      {pod(13), wait, Diagnosis{Reason: reasons.WaitsForGroup, Message: waits}},
+		"since when is unknown":                                           {pod(7), &GroupWait{Group: "default/train", Reason: reasons.Group{Words: "so"}}, Diagnosis{Reason: reasons.WaitsForGroup, Message: "group default/train waits: so"}},
+		"no card is large enough":                                         {pod(50), wait, Diagnosis{Reason: reasons.TooLarge, Message: "no card is large enough for 50 GiB: the largest has 40 GiB, on ill; closed: the node is cordoned; " + waits}},
+		"the cards that are large enough are unhealthy":                   {pod(30), wait, Diagnosis{Reason: reasons.Unhealthy, Message: "the cards that are large enough are unhealthy, on ill; closed: the node is cordoned; " + waits}},
+		"no node can be used":                                             {pod(7, fake.OntoNode("x")), wait, Diagnosis{Reason: reasons.NoNode, Message: "no node that shares GPU memory can take the pod; a, closed, ill: excluded by the pod's node selector (name=x); " + waits}},
+		"kube-scheduler doesn't try it for lack of memory":                {pod(13), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{Reason: reasons.Full, Message: "the cards that are large enough are taken: the largest free piece is 7 GiB, on a; closed: the node is cordoned; group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"kube-scheduler hasn't tried it yet":                              {pod(7), &GroupWait{Group: "g", Reason: reasons.GroupAwaitsOthers}, Diagnosis{Reason: reasons.WaitsForGroup, Message: "group g waits: kube-scheduler hasn't tried all other members yet"}},
+		"kube-scheduler tries no member of a PodGroup that is incomplete": {pod(7, created), &GroupWait{Group: "g", Native: true, Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{Reason: reasons.WaitsForGroup, Message: "group g waits: 1 of 2 members exist"}},
+		"no scheduler tries a member of a group":                          {pod(7, created), &GroupWait{Group: "g", Reason: reasons.GroupIncomplete(1, 2)}, Diagnosis{Reason: reasons.NotTried, Message: "scheduler \"default-scheduler\" has not tried it for 1m: is a scheduler of this name running?; group g waits: 1 of 2 members exist"}},
+		"its own scheduling gates come first":                             {pod(7, gated), wait, Diagnosis{Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: quota"}},
+		"its own scheduling gates, and an invalid group":                  {pod(7, gated), &GroupWait{Group: "g", Reason: reasons.GroupInvalid("so")}, Diagnosis{Reason: reasons.InvalidGroup, Message: "group g is invalid: so"}},
+		"it doesn't wait for its group (any more)":                        {pod(12), nil, Diagnosis{Reason: reasons.Fragmented, Message: "12 GiB free on a, but the largest piece is 7 GiB: a pod gets one card; closed: the node is cordoned"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 { // The second time, the pod's own diagnosis is cached.

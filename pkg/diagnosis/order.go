@@ -38,18 +38,18 @@ func (p Position) String() string {
 	return fmt.Sprintf("%d pods or groups are ahead of it", p.Ahead)
 }
 
-// positions returns the positions of the pods. waits are what their groups wait for, and why are their diagnoses.
-func (d *Diagnoser) positions(pods []*Pod, waits []*GroupWait, why []Diagnosis) []Position {
-	positions := make([]Position, len(pods))
+// setPositions sets the positions of the pods, whose diagnoses are all. waits are what their groups wait for.
+func (d *Diagnoser) setPositions(all []Diagnosis, pods []*Pod, waits []*GroupWait) {
 	items := map[string]*ledger.Item{}
 	queues := map[unique.Handle[string]][]*ledger.Item{} // By Pod.Constraints.
 	itemOf := make([]*ledger.Item, len(pods))            // nil for a pod that isn't queued.
 	for i, pod := range pods {
-		positions[i] = Position{Since: pod.Created, Queued: !d.podsOnly && queued(why[i].Reason, pod, waits[i])}
+		position := &all[i].Position
+		*position = Position{Since: pod.Created, Queued: !d.podsOnly && queued(all[i].Reason, pod, waits[i])}
 		if waits[i] != nil {
-			positions[i].Since = waits[i].Since
+			position.Since = waits[i].Since
 		}
-		if positions[i].Queued {
+		if position.Queued {
 			itemOf[i] = addTo(items, pod, waits[i])
 			queues[pod.Constraints] = append(queues[pod.Constraints], itemOf[i])
 		}
@@ -59,11 +59,10 @@ func (d *Diagnoser) positions(pods []*Pod, waits []*GroupWait, why []Diagnosis) 
 		queues[constraints] = slices.Compact(queue) // Each member has added its group.
 	}
 	for i, pod := range pods {
-		if positions[i].Queued {
-			positions[i].Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
+		if itemOf[i] != nil {
+			all[i].Position.Ahead, _ = slices.BinarySearchFunc(queues[pod.Constraints], itemOf[i], (*ledger.Item).Compare)
 		}
 	}
-	return positions
 }
 
 // addTo returns the pod's item, which it adds to the items by their IDs. It is a ledger.Item as far as the pods of the API server show it.

@@ -48,14 +48,15 @@ func TestPositions(t *testing.T) {
 	d := NewDiagnoser(nodes, pods, now)
 	d.Turns = map[gpu.PodUID]reasons.Turn{"turn": {Tenant: "t", Before: 2}}
 	d.Awaited = map[gpu.PodUID]string{"important": "a"}
-	why, positions := d.DiagnoseAll(pods, wait)
+	why := d.DiagnoseAll(pods, wait)
 	if words := "1 pod or group is ahead of it; cards of a are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[3].Message, words) {
 		t.Errorf("of reserved cards: %q", why[3].Message)
 	}
 	got, want := map[string]int{}, map[string]int{
 		"broken-0": 0, "important": 1, "lacks-cpu": 2, "old": 3, "group-0": 4, "group-1": 4, "twin": 5, "young": 6, "recent-0": 7, "on-b": 0,
 	}
-	for i, position := range positions {
+	for i := range why {
+		position := why[i].Position
 		if position.Queued {
 			got[pods[i].Name] = position.Ahead
 		}
@@ -75,7 +76,7 @@ func TestPositions(t *testing.T) {
 		t.Error(text)
 	}
 	d.podsOnly = true
-	if _, positions = d.DiagnoseAll(pods, wait); positions[0].Queued {
+	if d.DiagnoseAll(pods, wait)[0].Position.Queued {
 		t.Error("the pods of other namespaces aren't known")
 	}
 }

@@ -27,41 +27,41 @@ func TestPodsOnly(t *testing.T) {
 		wait   *GroupWait
 		want   Diagnosis
 	}{
-		"gated":     {gated, nil, Diagnosis{reasons.Gated, "the pod is held back by its scheduling gates: quota"}},
-		"a new pod": {created(time.Second), nil, Diagnosis{reasons.Fits, "nodes can't be listed: kube-scheduler has not tried it yet"}},
+		"gated":     {gated, nil, Diagnosis{Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: quota"}},
+		"a new pod": {created(time.Second), nil, Diagnosis{Reason: reasons.Fits, Message: "nodes can't be listed: kube-scheduler has not tried it yet"}},
 		"no scheduler tries it": {created(18 * time.Minute), nil, Diagnosis{
-			reasons.NotTried, `scheduler "default-scheduler" has not tried it for 18m: is a scheduler of this name running?`}},
+			Reason: reasons.NotTried, Message: `scheduler "default-scheduler" has not tried it for 18m: is a scheduler of this name running?`}},
 		"full": {rejected("1 Insufficient cpu, 4 no GPU card has enough free memory"), nil, Diagnosis{
-			reasons.Full, "0/5 nodes are available: 1 Insufficient cpu, 4 no GPU card has enough free memory"}},
+			Reason: reasons.Full, Message: "0/5 nodes are available: 1 Insufficient cpu, 4 no GPU card has enough free memory"}},
 		"full by the nodes' sums": {rejected("5 Insufficient aliyun.com/gpu-mem"), nil, Diagnosis{
-			reasons.Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem"}},
+			Reason: reasons.Full, Message: "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem"}},
 		"fragmented is better than full": {
 			rejected("1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"), nil, Diagnosis{
-				reasons.Fragmented, "0/5 nodes are available: 1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"}},
+				Reason: reasons.Fragmented, Message: "0/5 nodes are available: 1 no GPU card has enough free memory, though the node's cards together have, 4 no GPU card has enough free memory"}},
 		"an amount in bytes": {func(p *corev1.Pod) {
 			rejected("5 Insufficient aliyun.com/gpu-mem")(p)
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("2Gi")}
 		}, nil, Diagnosis{
-			reasons.Full, "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; the request 2Gi is 2147483648 units: write a plain number"}},
+			Reason: reasons.Full, Message: "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; the request 2Gi is 2147483648 units: write a plain number"}},
 		"unhealthy": {rejected("5 the GPU cards that are large enough are unhealthy"), nil, Diagnosis{
-			reasons.Unhealthy, "0/5 nodes are available: 5 the GPU cards that are large enough are unhealthy"}},
+			Reason: reasons.Unhealthy, Message: "0/5 nodes are available: 5 the GPU cards that are large enough are unhealthy"}},
 		"too large": {rejected("5 the pod asks for more GPU memory than any card of the node has"), nil, Diagnosis{
-			reasons.TooLarge, "0/5 nodes are available: 5 the pod asks for more GPU memory than any card of the node has"}},
+			Reason: reasons.TooLarge, Message: "0/5 nodes are available: 5 the pod asks for more GPU memory than any card of the node has"}},
 		"kept for a group": {rejected("5 free GPU memory is kept for group ml/train"), nil, Diagnosis{
-			reasons.ReservedForOther, "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
+			Reason: reasons.ReservedForOther, Message: "0/5 nodes are available: 5 free GPU memory is kept for group ml/train"}},
 		"CPU is kept for a pod": {rejected("5 free CPU, memory or pods of the node are kept for pod ml/large"), nil, Diagnosis{
-			reasons.ReservedForOther, "0/5 nodes are available: 5 free CPU, memory or pods of the node are kept for pod ml/large"}},
+			Reason: reasons.ReservedForOther, Message: "0/5 nodes are available: 5 free CPU, memory or pods of the node are kept for pod ml/large"}},
 		"no node can be used": {rejected("5 node(s) didn't match Pod's node affinity/selector"), nil, Diagnosis{
-			reasons.NoNode, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector"}},
+			Reason: reasons.NoNode, Message: "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector"}},
 		"something else than GPU memory": {rejected("5 Insufficient cpu"), nil, Diagnosis{
-			reasons.OtherConstraint, "0/5 nodes are available: 5 Insufficient cpu"}},
+			Reason: reasons.OtherConstraint, Message: "0/5 nodes are available: 5 Insufficient cpu"}},
 		"the extender is down": {condition(corev1.PodReasonSchedulerError, `Post "http://127.0.0.1:12345/gpushare-scheduler/filter": connection refused`), nil, Diagnosis{
-			reasons.SchedulerError, "the extender does not answer kube-scheduler's filter call: connection refused"}},
-		"another error": {condition(corev1.PodReasonSchedulerError, "binding rejected"), nil, Diagnosis{reasons.SchedulerError, "binding rejected"}},
+			Reason: reasons.SchedulerError, Message: "the extender does not answer kube-scheduler's filter call: connection refused"}},
+		"another error": {condition(corev1.PodReasonSchedulerError, "binding rejected"), nil, Diagnosis{Reason: reasons.SchedulerError, Message: "binding rejected"}},
 		"waits for its group": {rejected("5 gang: 1 of 2 members exist"), waits, Diagnosis{
-			reasons.WaitsForGroup, "group ml/train waits: 1 of 2 members exist"}},
+			Reason: reasons.WaitsForGroup, Message: "group ml/train waits: 1 of 2 members exist"}},
 		"an invalid group": {rejected("5 Insufficient cpu"), &GroupWait{Group: "ml/train", Reason: reasons.GroupInvalid("gd1 says 2, gd2 says 3")}, Diagnosis{
-			reasons.InvalidGroup, "group ml/train is invalid: gd1 says 2, gd2 says 3"}},
+			Reason: reasons.InvalidGroup, Message: "group ml/train is invalid: gd1 says 2, gd2 says 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := PodsOnly(nil, now).Diagnose(pod(7, test.change), test.wait)

@@ -101,7 +101,7 @@ func TestQuantityMistakes(t *testing.T) {
 			p.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = resource.MustParse(test.amount)
 		})
 		got := NewDiagnoser([]Node{node("n", test.unit, card(0, 16, 0))}, nil, now).Diagnose(p, nil)
-		if want := "no card is large enough for " + test.want + ": the largest has " + test.unit.Format(16) + ", on n"; got != (Diagnosis{reasons.TooLarge, want}) {
+		if want := "no card is large enough for " + test.want + ": the largest has " + test.unit.Format(16) + ", on n"; got != (Diagnosis{Reason: reasons.TooLarge, Message: want}) {
 			t.Errorf("%s: %+v, want %s", test.amount, got, want)
 		}
 	}

@@ -106,9 +106,9 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	for i, pod := range pending {
 		pods[i] = diagnosis.NewPod(pod)
 	}
-	diagnoses, positions := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
+	diagnoses := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
 	for i, pod := range pending {
-		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i], positions[i]))
+		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i]))
 	}
 }
 
@@ -334,7 +334,7 @@ func (p *Pod) firstCard() int {
 	return p.Shares[0].Card
 }
 
-func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnosis, position diagnosis.Position) PendingPod {
+func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnosis) PendingPod {
 	out := PendingPod{
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
@@ -344,10 +344,10 @@ func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnos
 		Scheduler: pod.Spec.SchedulerName,
 		Reason:    pending.Message,
 
-		Cause: why.Reason, Explanation: why.Message, Since: position.Since.UTC(),
+		Cause: why.Reason, Explanation: why.Message, Since: why.Position.Since.UTC(),
 	}
-	if position.Queued {
-		out.Ahead = &position.Ahead
+	if why.Position.Queued {
+		out.Ahead = &why.Position.Ahead
 	}
 	if n := pending.NumCards(); n > 1 && pending.RequestError == "" {
 		out.Cards = n

@@ -9,16 +9,10 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Pending is why a pod is pending, and where it is in the queue.
-type Pending struct {
-	Reason   reasons.Reason
-	Position diagnosis.Position
-}
-
 // PendingPods are the pending pods at one moment.
 type PendingPods struct {
-	At   time.Time
-	Pods []Pending
+	At        time.Time
+	Diagnoses []diagnosis.Diagnosis
 	// RequestProblems is the number of pods with a request problem.
 	RequestProblems int
 }
@@ -40,7 +34,7 @@ func NewPending(registry prometheus.Registerer, ready func() error, bound time.D
 		now := read()
 		count, waits := map[reasons.Reason]int{}, map[reasons.Reason]time.Duration{}
 		ofBound := 0.0
-		for _, p := range now.Pods {
+		for _, p := range now.Diagnoses {
 			count[p.Reason]++
 			if p.Position.Since.IsZero() {
 				continue

@@ -47,12 +47,12 @@ func TestPending(t *testing.T) {
 		check.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(text.String())))
 	}
 	expect(nil, nil, 0)
-	waits := func(reason reasons.Reason, waited time.Duration, queued bool, ahead int) Pending {
-		return Pending{reason, diagnosis.Position{Since: now.At.Add(-waited), Queued: queued, Ahead: ahead}}
+	waits := func(reason reasons.Reason, waited time.Duration, queued bool, ahead int) diagnosis.Diagnosis {
+		return diagnosis.Diagnosis{Reason: reason, Position: diagnosis.Position{Since: now.At.Add(-waited), Queued: queued, Ahead: ahead}}
 	}
-	now.Pods = []Pending{
+	now.Diagnoses = []diagnosis.Diagnosis{
 		waits(reasons.Full, time.Minute, true, 0), waits(reasons.Gated, 24*time.Hour, false, 0), waits(reasons.Full, 3*time.Hour, true, 1), waits(reasons.Full, time.Second, true, 2),
-		{reasons.WaitsForGroup, diagnosis.Position{Queued: true}}, // A standby doesn't know since when.
+		{Reason: reasons.WaitsForGroup, Position: diagnosis.Position{Queued: true}}, // A standby doesn't know since when.
 	}
 	now.RequestProblems = 3
 	expect(map[reasons.Reason]int{reasons.Full: 3, reasons.Gated: 1, reasons.WaitsForGroup: 1}, map[reasons.Reason]int{reasons.Full: 3 * 3600, reasons.Gated: 24 * 3600}, 0.75)
@@ -60,17 +60,17 @@ func TestPending(t *testing.T) {
 
 // Each mistake counts under its cause, or as a request problem.
 func TestPendingMistakes(t *testing.T) {
-	causes, want, requestProblems := []Pending{}, map[reasons.Reason]int{reasons.WaitsForTurn: 0}, 0 // That is no mistake.
+	causes, want, requestProblems := []diagnosis.Diagnosis{}, map[reasons.Reason]int{reasons.WaitsForTurn: 0}, 0 // That is no mistake.
 	for _, m := range mistakes.All() {
 		if m.NotPending {
 			requestProblems++
 			continue
 		}
 		want[m.Cause]++
-		causes = append(causes, Pending{Reason: m.Diagnose().Reason})
+		causes = append(causes, m.Diagnose())
 	}
 	registry := prometheus.NewPedanticRegistry()
-	NewPending(registry, func() error { return nil }, 0, func() PendingPods { return PendingPods{Pods: causes, RequestProblems: requestProblems} })
+	NewPending(registry, func() error { return nil }, 0, func() PendingPods { return PendingPods{Diagnoses: causes, RequestProblems: requestProblems} })
 	families, err := registry.Gather()
 	check.Must(t, err)
 	got := map[reasons.Reason]int{}

@@ -16,10 +16,9 @@ import (
 type Explanation struct {
 	// At is when it was made.
 	At time.Time
-	// Pending are the pending pods, ordered by namespace and name, Diagnoses are why each of them is pending, and Positions where it is in the queue.
+	// Pending are the pending pods, ordered by namespace and name, and Diagnoses are why each of them is pending.
 	Pending   []*clustercache.PodInfo
 	Diagnoses []diagnosis.Diagnosis
-	Positions []diagnosis.Position
 	// RequestProblems are the pods that get no GPU memory although they seem to ask for some, ordered by namespace and name:
 	// see PodInfo.RequestProblem. Most of them run.
 	RequestProblems []*clustercache.PodInfo
@@ -57,8 +56,8 @@ func (s *Scheduler) Explain() *Explanation {
 	pods := s.cache.Pending()
 	e.last = &Explanation{
 		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
+		Diagnoses: s.diagnose(pods),
 	}
-	e.last.Diagnoses, e.last.Positions = s.diagnose(pods)
 	if s.NodePolicy.ByCost() {
 		e.last.Stranded = s.ledger.Stranded()
 	}
@@ -72,10 +71,10 @@ func ExplainPause(took time.Duration) time.Duration {
 	return min(max(minCostly, ExplainShare*took), maxCostly)
 }
 
-// diagnose returns the diagnosis of each pending pod against the current state of the nodes, and its position in the queue. Explain costs less.
-func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) ([]diagnosis.Diagnosis, []diagnosis.Position) {
+// diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.
+func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis {
 	if len(pods) == 0 {
-		return nil, nil
+		return nil
 	}
 	pending := make([]*diagnosis.Pod, len(pods))
 	for i := range pods {

@@ -102,7 +102,7 @@ func TestFairShare(t *testing.T) {
 		want := []diagnosis.Diagnosis{{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant bob has 6 of its share of 8; no card has room for it now" +
 			"; cards of n1 are reserved for it, and it gets them when pods there have ended"}}
 		f.pass("the reservation", func() bool {
-			d, _ := f.diagnose(f.pendingPods("bob-2"))
+			d := f.diagnose(f.pendingPods("bob-2"))
 			return cmp.Equal(want, d)
 		})
 		f.publishGone(alice)
@@ -163,7 +163,7 @@ func TestFairShareGroup(t *testing.T) {
 		g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
 		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
 		g.pass("the first member's diagnosis", func() bool {
-			d, _ := g.diagnose(g.pendingPods("job-0"))
+			d := g.diagnose(g.pendingPods("job-0"))
 			return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
 		})
 		g.publishObject(g.pods[1])

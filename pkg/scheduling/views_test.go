@@ -37,7 +37,7 @@ func TestDiagnose(t *testing.T) {
 			t.Helper()
 			pods := f.cache.Pending()
 			got := map[string]diagnosis.Diagnosis{}
-			diagnoses, _ := f.diagnose(pods)
+			diagnoses := f.diagnose(pods)
 			for i, d := range diagnoses {
 				got[pods[i].Name] = d
 			}
@@ -63,7 +63,7 @@ func TestDiagnose(t *testing.T) {
 		want["plain"], want["choosy"], want["nominated"] = deleted, deleted, deleted
 		f.publishNodeGone("n1")
 		check("the node is deleted")
-		if got, _ := f.diagnose(nil); got != nil {
+		if got := f.diagnose(nil); got != nil {
 			t.Errorf("no pods: %v", got)
 		}
 	})
@@ -82,7 +82,7 @@ func TestDiagnoseMember(t *testing.T) {
 		since := regexp.MustCompile(" since [^ ]+Z")
 		diagnosed := func() (messages []string) {
 			pods := g.cache.Pending()
-			diagnoses, _ := g.diagnose(pods)
+			diagnoses := g.diagnose(pods)
 			for _, d := range diagnoses {
 				messages = append(messages, d.Reason.String()+": "+since.ReplaceAllString(d.Message, ""))
 			}

@@ -42,7 +42,7 @@ func TestResourcesAreKept(t *testing.T) {
 		}
 		wantFilter("before the large pod waits", small, reasons.Fits)
 		f.waiting.tick()
-		why, _ := f.diagnose(f.pendingPods("large"))
+		why := f.diagnose(f.pendingPods("large"))
 		if words := "; cards of n1 are reserved for it, and it gets them when pods there have ended"; !strings.HasSuffix(why[0].Message, words) {
 			t.Errorf("it is pending because %q", why[0].Message)
 		}

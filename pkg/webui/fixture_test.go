@@ -108,7 +108,6 @@ func (s *source) Explain() *scheduling.Explanation {
 	for range s.pending {
 		e.Diagnoses = append(e.Diagnoses, diagnosis.Diagnosis{Reason: reasons.TooLarge, Message: fmt.Sprintf("%d nodes, all too small", len(s.ledger.NodeCards()))})
 	}
-	e.Positions = make([]diagnosis.Position, len(s.pending))
 	return e
 }
 

@@ -27,7 +27,7 @@ func (s *mistaken) Explain() *scheduling.Explanation {
 		pod := clustercache.NewPodInfo(object)
 		if pod.Pending != nil {
 			e.Pending = append(e.Pending, pod)
-			e.Diagnoses, e.Positions = append(e.Diagnoses, diagnoser.Diagnose(pod.Pending, s.mistake.Wait)), append(e.Positions, diagnosis.Position{})
+			e.Diagnoses = append(e.Diagnoses, diagnoser.Diagnose(pod.Pending, s.mistake.Wait))
 		}
 		if pod.RequestProblem != "" {
 			e.RequestProblems = append(e.RequestProblems, pod)

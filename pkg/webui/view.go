@@ -209,15 +209,16 @@ func viewPod(allocation ledger.Allocation, owner string, share gpu.Share) podVie
 func viewPending(e *scheduling.Explanation) []pendingView {
 	views := make([]pendingView, len(e.Pending))
 	for i, pod := range e.Pending {
+		why := &e.Diagnoses[i]
 		views[i] = pendingView{
 			Name: pod.Name, Namespace: pod.Namespace, Owner: pod.OwnerName(), Request: pod.Request, Cores: pod.Cores, SchedulerMessage: protocol.Shorten(pod.Pending.Message),
-			Reason: e.Diagnoses[i].Reason, Message: e.Diagnoses[i].Message, Created: milliseconds(pod.Pending.Created),
+			Reason: why.Reason, Message: why.Message, Created: milliseconds(pod.Pending.Created),
 		}
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
 			views[i].Cards = n
 		}
-		if e.Positions[i].Queued {
-			views[i].Ahead = &e.Positions[i].Ahead
+		if why.Position.Queued {
+			views[i].Ahead = &why.Position.Ahead
 		}
 	}
 	return views

@@ -79,7 +79,7 @@ func TestViewOwner(t *testing.T) {
 		t.Errorf("owner %q, pool %q", got, view.Pool)
 	}
 	owned := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: pod("p", 4)}, Owner: unique.Make(clustercache.Owner{Kind: "Job", Name: "train"}), Pending: &diagnosis.Pod{}}
-	if got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{owned}, Diagnoses: make([]diagnosis.Diagnosis, 1), Positions: make([]diagnosis.Position, 1)}); got[0].Owner != "Job/train" {
+	if got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{owned}, Diagnoses: make([]diagnosis.Diagnosis, 1)}); got[0].Owner != "Job/train" {
 		t.Errorf("owner of a pending pod: %q", got[0].Owner)
 	}
 }
@@ -120,7 +120,9 @@ func TestViewSeveralCards(t *testing.T) {
 
 	asks := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: tensor}, Pending: &diagnosis.Pod{Pod: tensor}}
 	invalid := &clustercache.PodInfo{PodUse: eligibility.PodUse{Pod: tensor}, Pending: &diagnosis.Pod{Pod: tensor, RequestError: "not divisible"}}
-	got := viewPending(&scheduling.Explanation{Pending: []*clustercache.PodInfo{asks, invalid}, Diagnoses: make([]diagnosis.Diagnosis, 2), Positions: []diagnosis.Position{{Queued: true, Ahead: 3}, {}}})
+	got := viewPending(&scheduling.Explanation{
+		Pending: []*clustercache.PodInfo{asks, invalid}, Diagnoses: []diagnosis.Diagnosis{{Position: diagnosis.Position{Queued: true, Ahead: 3}}, {}},
+	})
 	if got[0].Cards != 2 || got[0].Cores != 100 || *got[0].Ahead != 3 || got[1].Cards != 0 || got[1].Ahead != nil {
 		t.Errorf("pending: %+v", got)
 	}

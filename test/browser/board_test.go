@@ -66,7 +66,7 @@ func (s *source) Explain() *scheduling.Explanation {
 	}
 	e := &scheduling.Explanation{At: s.clock.Now(), Pending: s.pending, RequestProblems: s.problems, Reported: s.reported, Tenants: s.tenants, Stranded: s.book.Stranded()}
 	diagnoser := diagnosis.NewDiagnoser(nodes, pending, s.clock.Now())
-	e.Diagnoses, e.Positions = diagnoser.DiagnoseAll(pending, func(int) *diagnosis.GroupWait { return nil })
+	e.Diagnoses = diagnoser.DiagnoseAll(pending, func(int) *diagnosis.GroupWait { return nil })
 	return e
 }
 
