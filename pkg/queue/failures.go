@@ -86,9 +86,6 @@ const (
 	// forgetAfter is how long after its latest failure a namespace or a shape is forgotten. A shape isn't while an item of it waits, which can be for
 	// longer if there is no room.
 	forgetAfter = time.Hour
-	// schedulerAway is longer than kube-scheduler leaves a pod that it has rejected without a further attempt
-	// (k8s.io/kubernetes pkg/scheduler/backend/queue, DefaultPodMaxInUnschedulablePodsDuration).
-	schedulerAway = 6 * time.Minute
 )
 
 // add counts a failure of an item that was placed at that time.
@@ -274,7 +271,7 @@ func (f *Failures) forget(now time.Time) {
 func (f *Failures) Tried(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.tried; now.Sub(before) > schedulerAway {
+	if before := f.tried; now.Sub(before) > KubeSchedulerRetries {
 		for name, n := range f.namespaces {
 			maps.DeleteFunc(n.shapes, func(_ string, r *row) bool { return r.began().After(before) })
 			if n.row.began().After(before) {
