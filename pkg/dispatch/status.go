@@ -118,23 +118,17 @@ func (m *Manager) countWaiting(t *Tenant, u *unit) bool {
 // demandOf adds what the units of the next tenant demand.
 func (s *standings) demandOf(units []*unit) {
 	tenant := len(s.tenants)
-	var latest demander
-	var sum gpu.Memory // By the latest units, which have the same constraints. Mostly the next one has too.
 	for _, u := range units {
-		switch next := (demander{tenant, u.constraints}); {
+		switch {
 		case u.obstacle().Infeasible():
 		case u.mixed:
 			for _, p := range u.pods {
 				s.demand(demander{tenant, p.Constraints}, p.Request)
 			}
-		case next != latest:
-			s.demand(latest, sum)
-			latest, sum = next, u.item.Memory
 		default:
-			sum = sum.Add(u.item.Memory)
+			s.demand(demander{tenant, u.constraints}, u.item.Memory)
 		}
 	}
-	s.demand(latest, sum)
 }
 
 // demand adds an amount that waits.

@@ -30,7 +30,6 @@ type verification struct {
 func (mgr *Manager) startVerification(r *run, now time.Time) {
 	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
 		r.verification = verification{bound: r.counts[bound], next: now}
-		mgr.wake(r, now)
 	}
 }
 
@@ -40,7 +39,7 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	switch {
 	case v.next.IsZero():
 		return
-	case r.phase == PhaseRunning, r.counts[bound] == 0:
+	case r.counts[bound] == 0:
 		r.verification = verification{}
 		return
 	case now.Before(v.next):
@@ -60,7 +59,6 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 		mgr.requestReads(r)
 	}
 	v.next = now.Add(queue.Retry)
-	mgr.wake(r, v.next)
 }
 
 // requestReads requests a read of one missing member, or of all missing members once the patience is over. If no missing member exists, it
@@ -96,7 +94,6 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 			return
 		}
 		v.over, v.next = now, now
-		mgr.wake(r, now)
 	}
 	for _, m := range r.members {
 		if m.awaitsBind() && m.readAt.Before(v.over) {
@@ -126,5 +123,4 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	}
 	mgr.move(r, PhaseEvicting, now)
 	r.verification.next = now
-	mgr.wake(r, now)
 }

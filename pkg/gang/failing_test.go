@@ -385,25 +385,6 @@ func TestDisplacedAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestAlarmsBounded: a group that is planned and gives way again and again leaves no alarms behind for longer than the patience.
-func TestAlarmsBounded(t *testing.T) {
-	const interval = 100 * time.Millisecond
-	s := newFixture(t)
-	s.createMany(8, "job", 8, 16, "t")
-	for range 1000 {
-		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-		s.advance(interval)
-		s.manager.Displace(gpu.Pod{UID: "important", Request: 16, Priority: 1}, s.nodes, s.now)
-		s.ledger.Release("important")
-	}
-	if s.failures["gave_way"] < 900 {
-		t.Fatalf("the group gave way too rarely: %v", s.failures)
-	}
-	if n, most := len(s.manager.alarms), int(testPatience/interval)+10; n > most {
-		t.Errorf("%d alarms are left, want %d at most", n, most)
-	}
-}
-
 // TestResultOfAnEarlierBind: the result of a bind that began before the plan doesn't decide about a member whose bind is still held.
 func TestResultOfAnEarlierBind(t *testing.T) {
 	s := newFixture(t)

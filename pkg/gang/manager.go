@@ -113,7 +113,6 @@ type Manager struct {
 	groups  map[Key]*group
 	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
 	waiting, placed runList
-	alarms          []alarm
 	burst           freeBurst
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
 	noRoomFor map[alikeRuns]noRoom
@@ -197,7 +196,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, m := range mgr.members {
 		m.run = nil
 	}
-	mgr.groups, mgr.waiting, mgr.placed, mgr.alarms = map[Key]*group{}, nil, nil, nil
+	mgr.groups, mgr.waiting, mgr.placed = map[Key]*group{}, nil, nil
 	mgr.noRoomFor, mgr.resumeAt = map[alikeRuns]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }
@@ -319,9 +318,14 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for last := len(mgr.alarms) - 1; last >= 0 && !now.Before(mgr.alarms[last].at); last = len(mgr.alarms) - 1 {
-		r := mgr.alarms[last].run
-		mgr.alarms = slices.Delete(mgr.alarms, last, last+1)
+	var unsettled []*run
+	for _, g := range mgr.groups {
+		if r := g.unsettled(); r != nil {
+			unsettled = append(unsettled, r)
+		}
+	}
+	slices.SortFunc(unsettled, func(a, b *run) int { return a.key.Compare(b.key) })
+	for _, r := range unsettled {
 		mgr.due(r, now)
 	}
 	mgr.planWaiting(now)
@@ -331,7 +335,7 @@ func (mgr *Manager) Tick(now time.Time) {
 // exhaust the memory.
 const maxUnknown = 20_000
 
-// due handles what has become due for one run.
+// due handles what has become due for a run, which an earlier one in the same Tick can have ended.
 func (mgr *Manager) due(r *run, now time.Time) {
 	if r.removed {
 		return

@@ -49,15 +49,3 @@ func (mgr *Manager) reorder(r *run) {
 		mgr.placed.insert(r)
 	}
 }
-
-// alarm is a time at which something is due for a run. An alarm that the run doesn't need any more has no effect.
-type alarm struct {
-	at  time.Time
-	run *run
-}
-
-// wake makes Tick call due for the run at the given time. mgr.alarms is ordered, the latest first.
-func (mgr *Manager) wake(r *run, at time.Time) {
-	i, _ := slices.BinarySearchFunc(mgr.alarms, at, func(a alarm, at time.Time) int { return at.Compare(a.at) })
-	mgr.alarms = slices.Insert(mgr.alarms, i, alarm{at, r})
-}

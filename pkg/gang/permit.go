@@ -93,7 +93,6 @@ func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Tim
 	}
 	if p.count[memberHeld] == 0 {
 		p.firstHeld = now
-		mgr.wake(r, now.Add(mgr.Hold))
 	}
 	pm.permit = permit
 	p.set(pm, memberHeld)
@@ -208,7 +207,6 @@ func (mgr *Manager) extend(r *run, from time.Time) {
 	if r.key.Native && !p.isOpen() {
 		p.expires = p.made.Add(min(from.Sub(p.made)+ledger.TentativeLifetime, mgr.Patience))
 	}
-	mgr.wake(r, p.expires)
 }
 
 // CancelPermit handles a bind call that ended while its permit was pending. It reports whether the bind is cancelled.
@@ -223,7 +221,6 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit, now time.Time) 
 	}
 	r := permit.run // A pending permit always belongs to a planned member.
 	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
-	mgr.wake(r, now)
 	if r.plan.isOpen() {
 		mgr.extend(r, now)
 	}

@@ -208,9 +208,6 @@ func (mgr *Manager) startReport(r *run, now time.Time) {
 	if r.existing() == r.reported {
 		return
 	}
-	if r.reportAt.IsZero() {
-		mgr.wake(r, now.Add(mgr.Patience))
-	}
 	r.reported, r.reportAt, r.stalled = r.existing(), now.Add(mgr.Patience), false
 }
 
@@ -219,13 +216,10 @@ func (mgr *Manager) startReport(r *run, now time.Time) {
 // one is ready, and a Job has at most as many pods at a time as its parallelism.
 func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	switch {
-	case r.reportAt.IsZero():
+	case r.reportAt.IsZero(), now.Before(r.reportAt):
 		return
 	case r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0:
 		r.reportAt, r.reported, r.stalled = time.Time{}, 0, false
-		return
-	case now.Before(r.reportAt):
-		mgr.wake(r, r.reportAt)
 		return
 	}
 	r.reportAt, r.stalled = time.Time{}, true
