@@ -201,8 +201,8 @@ func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, 
 	return placement.Fit(s.used(except, annotated).on(cards), demand) == reasons.Fits
 }
 
-// Held returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
-func (s *Snapshot) Held() map[int]gpu.Memory {
+// InUse returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.
+func (s *Snapshot) InUse() map[int]gpu.Memory {
 	held := map[int]gpu.Memory{}
 	for card, share := range s.used("", true) {
 		held[card] = share.Memory

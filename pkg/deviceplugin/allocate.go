@@ -28,9 +28,9 @@ type allocator struct {
 	// annotate is called for each pod of which a container was served.
 	annotate func(gpu.PodUID)
 
-	// turn is a lock that guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
+	// mutex guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
 	// While it is held, the allocator may ask the kubelet and search for pods, for askTimeout and searchTimeout at most.
-	turn chan struct{}
+	mutex chan struct{}
 	// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
 	preferences *cache.LRUExpireCache
 	// doubtful is true if the last match can be wrong, or if no pod was matched and the container starts without a card. The
@@ -90,15 +90,15 @@ func (a *allocator) KubeletStarted(ctx context.Context) {
 	a.kubelet.Renew()
 }
 
-// Held returns the memory that pods hold on each card, or are annotated with. No allocation is in progress when it is computed.
-func (a *allocator) Held(ctx context.Context) (map[int]gpu.Memory, error) {
+// InUse returns the memory that pods hold on each card, or are annotated with. No allocation is in progress when it is computed.
+func (a *allocator) InUse(ctx context.Context) (map[int]gpu.Memory, error) {
 	release, err := a.lock(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
 	held := a.snapshots.Cached()
-	return held.Held(), nil
+	return held.InUse(), nil
 }
 
 // KeepLimits makes sure that the containers of the record can be started again with their limits. No allocation is in progress meanwhile: its limit
@@ -122,14 +122,14 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
 }
 
-// lock waits for the turn of a call for this number of devices.
+// lock locks mutex for a call for this number of devices.
 func (a *allocator) lock(ctx context.Context, devices int) (release func(), err error) {
 	if devices <= 0 {
 		return nil, &allocation.Rejection{Result: allocation.RefusedInvalid, Text: "the kubelet asked for no devices"}
 	}
 	select {
-	case a.turn <- struct{}{}:
-		return func() { <-a.turn }, nil
+	case a.mutex <- struct{}{}:
+		return func() { <-a.mutex }, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("waiting for another allocation: %w", ctx.Err())
 	}
@@ -225,7 +225,7 @@ func (a *allocator) reject(err error) error {
 	return err
 }
 
-// snapshots takes the snapshots for decisions. The allocator's turn guards its fields.
+// snapshots takes the snapshots for decisions. The allocator's mutex guards its fields.
 type snapshots struct {
 	cards  *cardState
 	pods   *podSource

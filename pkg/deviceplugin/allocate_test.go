@@ -121,11 +121,11 @@ func TestAllocateWithoutDevices(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	p.allocator.turn <- struct{}{} // Another call holds turn.
+	p.allocator.mutex <- struct{}{} // Another call holds it.
 	if _, err := p.allocator.Allocate(ctx, []string{"00"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled call gave %v", err)
 	}
-	<-p.allocator.turn
+	<-p.allocator.mutex
 }
 
 // TestAskOnce checks that one call asks the kubelet about each pod only once.

@@ -133,7 +133,7 @@ func TestLimitOfNextStart(t *testing.T) {
 			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
 			backends := isolation.NewBackends(isolation.Options{SpecDirs: []string{dir}})
 			a := &allocator{
-				turn: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
+				mutex: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
 			}
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
 			kept := func(when string, want ...uint64) {
@@ -187,7 +187,7 @@ func TestWithoutItsLimit(t *testing.T) {
 	given.Allowed = 8 << 30
 	p.allocator.snapshots.record.Add(allocation.ContainerKey{UID: "uid-given", Name: "main"}, given)
 	for range 2 {
-		p.overuse.Check(protocol.Usage{}, nil)
+		p.overuse.Update(protocol.Usage{}, nil)
 	}
 	b.awaitEvent("GPULimitNotInForce Container main runs without the annotated limit above its request; what it uses above its request counts as over-use")
 	check.Equal(t, "pods without their limit", sets.New[gpu.PodUID]("uid-lost"), p.overuse.unlimited)
@@ -213,26 +213,26 @@ func TestPromisedStays(t *testing.T) {
 	promised := func() map[int]gpu.Memory {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		promised, _ := p.allocator.Held(ctx)
+		promised, _ := p.allocator.InUse(ctx)
 		return promised
 	}
-	p.overuse.Check(measure(512), promised())
+	p.overuse.Update(measure(512), promised())
 	if !reported() {
 		t.Error("it isn't reported while the card is low on free memory")
 	}
-	p.allocator.turn <- struct{}{}
-	p.overuse.Check(measure(512), promised())
-	<-p.allocator.turn
+	p.allocator.mutex <- struct{}{}
+	p.overuse.Update(measure(512), promised())
+	<-p.allocator.mutex
 	if !reported() {
 		t.Error("it isn't reported any more while an allocation takes long")
 	}
-	p.overuse.Check(measure(1024), promised())
+	p.overuse.Update(measure(1024), promised())
 	if reported() {
 		t.Error("it is reported although the card has free memory")
 	}
 	p.allocator.snapshots.record.Remove("uid-idle")
 	b.delete(p, b.pod("idle"))
-	p.overuse.Check(measure(0), promised())
+	p.overuse.Update(measure(0), promised())
 	if reported() {
 		t.Error("it is reported although no pod needs more: the pod of which nothing is known uses what it requests")
 	}

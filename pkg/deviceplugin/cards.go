@@ -25,8 +25,8 @@ type cardState struct {
 	// unit is the unit in which the cards' memory is counted.
 	unit gpu.Unit
 	// all are all cards of the node as the driver reports them, and cards those that the node reports (report).
-	all, cards []gpu.Card
-	moved      map[int]int
+	all, cards  []gpu.Card
+	driverIndex map[int]int
 	// adapters are the node's RDMA adapters.
 	adapters []gpu.Adapter
 	// excluded selects the cards that the configuration excludes. held is the memory that pods hold on each card; it is nil if it is
@@ -52,9 +52,9 @@ func newCardState() *cardState {
 }
 
 // Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver
-// restarts, problem is why, and the known cards stay and become unhealthy: pods may run on them. moved maps indices to the
+// restarts, problem is why, and the known cards stay and become unhealthy: pods may run on them. driverIndex maps indices to the
 // driver's, where they differ. adapters are the node's RDMA adapters, which must not be changed later.
-func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
+func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, driverIndex map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cards = slices.Clone(cards)
@@ -65,7 +65,7 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter,
 		}
 	}
 	s.unit, s.all, s.adapters = unit, cards, adapters
-	s.moved = maps.Clone(moved)
+	s.driverIndex = maps.Clone(driverIndex)
 	s.driver = problem
 	s.update()
 }
@@ -253,14 +253,14 @@ func (s *cardState) Unit() gpu.Unit {
 func (s *cardState) Position(card int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if position, ok := s.moved[card]; ok {
+	if position, ok := s.driverIndex[card]; ok {
 		return position
 	}
 	return card
 }
 
-// Taken sets the cards of the last message that the kubelet has taken.
-func (s *cardState) Taken(cards []gpu.Card) {
+// SetTaken sets the cards of the last message that the kubelet has taken.
+func (s *cardState) SetTaken(cards []gpu.Card) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.taken = cards

@@ -45,7 +45,7 @@ type configurator struct {
 	inForce atomic.Pointer[nodeconfig.Settings]
 	decided chan struct{}
 
-	// selected is the configuration of which inForce are the settings. Only Check uses it, and it runs once at a time.
+	// selected is the configuration of which inForce are the settings. Only Apply uses it, and it runs once at a time.
 	selected nodeconfig.Selected
 	// problem is why the selected configuration isn't in force, or not completely; nil if it is.
 	problem atomic.Pointer[string]
@@ -78,7 +78,7 @@ func (c *configurator) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-c.wake:
-				c.Check(ctx)
+				c.Apply(ctx)
 			}
 		}
 	})
@@ -93,8 +93,8 @@ func (c *configurator) Missing() string {
 	return ""
 }
 
-// Check reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
-func (c *configurator) Check(ctx context.Context) {
+// Apply reads the configuration, brings into force what can be, and reports changes. Only one call may run at a time.
+func (c *configurator) Apply(ctx context.Context) {
 	node, err := c.node.node()
 	if err != nil {
 		return // The Node is being created, for the first time or again, and its add event follows.

@@ -64,9 +64,9 @@ type fixture struct {
 	config     nodeconfig.Source
 	// isolation has the plugins' options for limits; nil for none.
 	isolation *isolationOptions
-	// admitting and arriving are the plugins' fields of the same names. They are much shorter than in production unless a test is about
+	// callGap and callDelay are the plugins' fields of the same names. They are much shorter than in production unless a test is about
 	// them.
-	admitting, arriving time.Duration
+	callGap, callDelay time.Duration
 	// absence is the registrar's field of the same name; as in production if it is zero.
 	absence time.Duration
 }
@@ -107,7 +107,7 @@ func newFixtureAlone(t *testing.T, objects ...runtime.Object) *fixture {
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), admitting: 10 * time.Millisecond, arriving: time.Millisecond}
+	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), callGap: 10 * time.Millisecond, callDelay: time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -149,7 +149,7 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	check.Must(b.t, err)
 	p.registrar.cleanup, p.registrar.absence = time.Millisecond, cmp.Or(b.absence, p.registrar.absence)
 	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
-	p.service.admitting, p.service.arriving = b.admitting, b.arriving
+	p.service.callGap, p.service.callDelay = b.callGap, b.callDelay
 	if cards != nil {
 		p.SetCards(gpu.GiB, cards, nil, nil, "")
 	}

@@ -82,7 +82,7 @@ func (i *isolator) SetNode(node *corev1.Node) {
 	}
 	info := node.Status.NodeInfo
 	i.node = isolation.Node{KubeletVersion: info.KubeletVersion, Runtime: info.ContainerRuntimeVersion}
-	i.check()
+	i.refresh()
 }
 
 // Configure sets the mode of a node without the label.
@@ -93,7 +93,7 @@ func (i *isolator) Configure(mode isolation.Mode) {
 	if !i.labelled {
 		i.mode = mode
 	}
-	i.check()
+	i.refresh()
 }
 
 // Ask asks the driver about each card.
@@ -111,18 +111,18 @@ func (i *isolator) Ask(driver Driver) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.answers = answers
-	i.check()
+	i.refresh()
 }
 
-// Check decides again which cards are ready, after a change of the cards.
-func (i *isolator) Check() {
+// Refresh decides again which cards are ready, after a change of the cards.
+func (i *isolator) Refresh() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.check()
+	i.refresh()
 }
 
-// check brings the cards in line with the mode. The caller holds mu.
-func (i *isolator) check() {
+// refresh brings the cards in line with the mode. The caller holds mu.
+func (i *isolator) refresh() {
 	if !i.known {
 		return
 	}

@@ -327,7 +327,7 @@ func TestLimitNotRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := withLimit(t, test.edit)
 			for i, problem := range []string{"", "no cgroup", "no cgroup", "no cgroup"} {
-				p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem, NotRead: problem != ""}}})
+				p.limits.Update(protocol.Usage{Containers: []protocol.ContainerUsage{{UID: "uid-a", Container: "main", Given: new(uint64), NotInForce: problem, NotRead: problem != ""}}})
 				want := test.want
 				if i < 2 {
 					want.Problem = ""
@@ -357,7 +357,7 @@ func TestIsolationFails(t *testing.T) {
 // checkpoint and has started only one of them again.
 func TestPodLimitedInPart(t *testing.T) {
 	p := withLimit(t, container("other", 2))
-	p.limits.Check(protocol.Usage{Containers: []protocol.ContainerUsage{
+	p.limits.Update(protocol.Usage{Containers: []protocol.ContainerUsage{
 		{UID: "uid-a", Container: "main", Requested: 2 << 30, Given: new(uint64), Limit: new(uint64)},
 		{UID: "uid-a", Container: "other", Requested: 2 << 30}, // It was given none.
 	}})

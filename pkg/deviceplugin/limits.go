@@ -23,8 +23,8 @@ type limitWatch struct {
 	metrics *metrics
 	// checkInForce returns why a limit of this mode on the card of this index may not be in force; nil if it is.
 	checkInForce func(mode string, card int) error
-	// changed is called for each pod whose annotation may have to change.
-	changed func(gpu.PodUID)
+	// onChange is called for each pod whose annotation may have to change.
+	onChange func(gpu.PodUID)
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -42,10 +42,10 @@ func (w *limitWatch) Isolation(uid gpu.PodUID) (state protocol.PodIsolation, ok 
 	return state, ok
 }
 
-// Check reports the limits that are not in force. The cgroup of a container that has ended is gone before the API server shows that,
+// Update reports the limits that are not in force. The cgroup of a container that has ended is gone before the API server shows that,
 // so a limit that can't be read counts only the second time, and not for a pod that is being deleted: the kubelet reports the end of
 // such a pod's containers when all have ended.
-func (w *limitWatch) Check(report protocol.Usage) {
+func (w *limitWatch) Update(report protocol.Usage) {
 	w.mu.Lock()
 	before := w.found
 	found, notRead, failed := map[gpu.PodUID]protocol.PodIsolation{}, map[allocation.ContainerKey]bool{}, 0
@@ -134,6 +134,6 @@ func (w *limitWatch) report(before, now map[gpu.PodUID]protocol.PodIsolation) {
 		if pod, ok := w.pods.ByUID(uid); ok && state.Problem != "" && pod.Isolation != state.String() {
 			w.events.Event(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce, state.Problem)
 		}
-		w.changed(uid)
+		w.onChange(uid)
 	}
 }

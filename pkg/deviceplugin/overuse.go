@@ -31,7 +31,7 @@ type overuseWatch struct {
 	mu sync.Mutex
 	// reports are the reports of the last measurement; nil before the first one.
 	reports map[gpu.PodUID]protocol.Overuse
-	// promised is Check's argument, as last known. Only Check uses it and the next field.
+	// promised is Update's argument, as last known. Only Update uses it and the next field.
 	promised map[int]gpu.Memory
 	// unlimited are the pods of which a container runs without its annotated limit.
 	unlimited sets.Set[gpu.PodUID]
@@ -59,16 +59,16 @@ func (w *overuseWatch) known(now time.Time) usage.Known {
 		k := usage.KnownPod{Leaving: pod.Leaving, EndsSoon: pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)}
 		k.Annotated, _ = protocol.ParseOveruse(pod.Overuse) // An invalid one doesn't count.
 		if !pod.Terminal {
-			k.Held = w.held(&pod)
+			k.Held = w.memoryGiven(&pod)
 		}
 		known.Pods[pod.UID] = k
 	}
 	return known
 }
 
-// held returns what the pod's containers were given of each card, in bytes. Init containers that have ended have a record too, so it is at most the
+// memoryGiven returns what the pod's containers were given of each card, in bytes. Init containers that have ended have a record too, so it is at most the
 // pod's share of the card. The share counts if it isn't known what each container was given.
-func (w *overuseWatch) held(pod *allocation.Pod) map[int]uint64 {
+func (w *overuseWatch) memoryGiven(pod *allocation.Pod) map[int]uint64 {
 	held, unit, record := map[int]uint64{}, w.cards.Unit(), w.record.Pod(pod.UID)
 	share := unit.Bytes(pod.Demand().Memory)
 	for _, given := range record {
@@ -84,11 +84,11 @@ func (w *overuseWatch) held(pod *allocation.Pod) map[int]uint64 {
 	return held
 }
 
-// Check finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
+// Update finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
 // each card to pods; nil if it isn't known now: then the last one counts. Pods that request no memory are not reported: measured use shows them.
 // Nor are pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
-func (w *overuseWatch) Check(measured protocol.Usage, promised map[int]gpu.Memory) {
+func (w *overuseWatch) Update(measured protocol.Usage, promised map[int]gpu.Memory) {
 	if promised != nil {
 		w.promised = promised
 	}

@@ -40,7 +40,7 @@ func TestOveruse(t *testing.T) {
 		for _, name := range []string{"greedy", "none", "lost", "half", "restarting"} {
 			report.Containers = append(report.Containers, protocol.ContainerUsage{UID: "uid-" + name, Container: "main", Used: used << 20, Requested: 2 << 30})
 		}
-		p.overuse.Check(report, nil)
+		p.overuse.Update(report, nil)
 	}
 	begin := time.Unix(1_000_000, 0)
 	measure(begin, 4096)
@@ -67,7 +67,7 @@ func TestOveruse(t *testing.T) {
 
 	// It uses a second card that it was not given. Then that card can't be read, and the pod is within its request of the other.
 	both := func(at time.Time, used uint64, cards ...protocol.CardUsage) {
-		p.overuse.Check(protocol.Usage{Time: at, Cards: cards, Containers: []protocol.ContainerUsage{
+		p.overuse.Update(protocol.Usage{Time: at, Cards: cards, Containers: []protocol.ContainerUsage{
 			{UID: "uid-greedy", Container: "main", Used: used << 20, Requested: 2 << 30}, {UID: "uid-greedy", Container: "main", Card: 1, Used: 1 << 30}}}, nil)
 	}
 	begin = begin.Add(3 * time.Hour)
@@ -79,7 +79,7 @@ func TestOveruse(t *testing.T) {
 	})
 	changed := false
 	p.overuse.changed = func(gpu.PodUID) { changed = true }
-	p.overuse.Check(protocol.Usage{Time: begin.Add(70 * time.Second), Cards: []protocol.CardUsage{{}, {Index: 1, Problem: "Unknown Error"}},
+	p.overuse.Update(protocol.Usage{Time: begin.Add(70 * time.Second), Cards: []protocol.CardUsage{{}, {Index: 1, Problem: "Unknown Error"}},
 		Containers: []protocol.ContainerUsage{{UID: "uid-greedy", Container: "main", Used: 1 << 30, Requested: 2 << 30}}}, nil)
 	if text, _, err := p.overuse.Annotation("uid-greedy"); !changed || err != nil || strings.Contains(text, `"0":`) {
 		t.Errorf("after a measurement without its second card the annotation is %s, written: %v, %v", text, changed, err)

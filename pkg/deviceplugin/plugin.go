@@ -92,7 +92,7 @@ func New(o Options) (*Plugin, error) {
 	}
 	o.Events = capitalized{o.Events}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
-		logger: klog.Background(), interval: time.Second, admitting: time.Second, arriving: 100 * time.Millisecond, ending: make(chan struct{}),
+		logger: klog.Background(), interval: time.Second, callGap: time.Second, callDelay: 100 * time.Millisecond, stop: make(chan struct{}),
 	}}
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
 	p.metrics = newMetrics(p.service.Listening)
@@ -125,7 +125,7 @@ func New(o Options) (*Plugin, error) {
 func (p *Plugin) addAnnotator(record *allocation.Record, queue annotationQueue) error {
 	o := &p.options
 	p.limits = &limitWatch{
-		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add,
+		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, onChange: queue.Add,
 	}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
@@ -151,7 +151,7 @@ func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) 
 			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
 		},
-		turn: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
+		mutex: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
 	}
 }
 
@@ -159,7 +159,7 @@ func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) 
 func (p *Plugin) addConfigurator() error {
 	o := &p.options
 	p.configurator = &configurator{
-		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.Held, metrics: p.metrics,
+		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.InUse, metrics: p.metrics,
 		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
 		wake: background.NewSignal(), decided: make(chan struct{}),
 	}
@@ -181,16 +181,16 @@ func (p *Plugin) addMeter(record *allocation.Record) {
 func (p *Plugin) addRegistrar() {
 	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
 	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
-	p.service.taken = func(cards []gpu.Card) {
-		p.cards.Taken(cards)
+	p.service.onTaken = func(cards []gpu.Card) {
+		p.cards.SetTaken(cards)
 		p.node.wake.Raise()
 	}
 	p.registrar = &registrar{
-		dir: p.options.Directory, service: p.service, cards: p.cards, before: p.allocator.KubeletStarted,
+		dir: p.options.Directory, service: p.service, cards: p.cards, beforeRegister: p.allocator.KubeletStarted,
 		notOffered: p.reporter.NotOffered, podResources: p.options.PodResourcesSocket, cannotAsk: p.reporter.CannotAsk,
 		wake: background.NewSignal(), cleanup: cleanup, absence: absence,
 	}
-	p.service.counted = p.registrar.wake.Raise
+	p.service.onStreams = p.registrar.wake.Raise
 }
 
 // addIsolator adds the isolator, which enforces shares.
@@ -232,7 +232,7 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 // used, and empty otherwise.
 func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
 	p.cards.Set(unit, cards, adapters, moved, problem)
-	p.isolator.Check()
+	p.isolator.Refresh()
 	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.
 		p.annotator.queue.Add(uid)
 	}
@@ -277,7 +277,7 @@ func (p *Plugin) work(ctx context.Context) error {
 		return nil
 	}
 	p.checkpoint.Sync(ctx)
-	p.configurator.Check(ctx)
+	p.configurator.Apply(ctx)
 	// The checkpoint's reader and the annotator process the results of the kubelet's calls, so they end after the last call.
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	group, ctx := errgroup.WithContext(ctx)
@@ -384,6 +384,6 @@ func (p *Plugin) waitForAPI(ctx context.Context) bool {
 			return synced
 		}
 		// The informers don't expose why they aren't synced. A list shows the reason.
-		klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", p.pods.Check(ctx))
+		klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", p.pods.Ping(ctx))
 	}
 }

@@ -49,7 +49,7 @@ const (
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
-// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's turn guards its fields, except client and limiter, which any
+// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's mutex guards its fields, except client and limiter, which any
 // goroutine may use.
 type podResources struct {
 	connection *grpc.ClientConn

@@ -138,7 +138,7 @@ type podSource struct {
 	client   Client
 	node     string
 	informer cache.SharedIndexInformer
-	// silentUntil is the time until which the API server counts as unreachable. The allocator's turn guards it.
+	// silentUntil is the time until which the API server counts as unreachable. The allocator's mutex guards it.
 	silentUntil time.Time
 }
 
@@ -265,8 +265,8 @@ func (s *podSource) list(ctx context.Context) ([]allocation.Pod, error) {
 	return pods, nil
 }
 
-// Check reads the pods from the API server within a bounded time. It returns why they can't be read.
-func (s *podSource) Check(ctx context.Context) error {
+// Ping reads the pods from the API server within a bounded time. It returns why they can't be read.
+func (s *podSource) Ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	_, err := s.list(ctx)

@@ -107,7 +107,7 @@ func (k *keptDevices) End(ctx context.Context) bool {
 	switch {
 	case k.known >= readmissionChecks:
 		k.until = time.Now()
-	case k.known == 0 && k.pods.Check(ctx) != nil:
+	case k.known == 0 && k.pods.Ping(ctx) != nil:
 		k.until = time.Now().Add(readmissionTimeout)
 	}
 	return !time.Now().Before(k.until)

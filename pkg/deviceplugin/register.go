@@ -50,8 +50,8 @@ type registrar struct {
 	dir     string
 	service *service
 	cards   *cardState
-	// before is called before each registration with a kubelet.
-	before func(context.Context)
+	// beforeRegister is called before each registration with a kubelet.
+	beforeRegister func(context.Context)
 	// notOffered is called with the reason why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
 	notOffered func(reason error)
 	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked. cannotAsk is called once, with the
@@ -163,7 +163,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	}
 	defer serving.stop()
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
-	r.before(ctx)
+	r.beforeRegister(ctx)
 	if err := register(ctx, connection, serving.socket); err != nil {
 		return false, err
 	}

@@ -78,8 +78,8 @@ func TestKubeletRestartsDuringRegistration(t *testing.T) {
 	b := newFixture(t)
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
-	before, next := p.registrar.before, make(chan *kubelet, 1)
-	p.registrar.before = func(ctx context.Context) {
+	before, next := p.registrar.beforeRegister, make(chan *kubelet, 1)
+	p.registrar.beforeRegister = func(ctx context.Context) {
 		if k != nil {
 			k.stop()
 			k = nil

@@ -25,24 +25,24 @@ type service struct {
 	logger    klog.Logger
 	// kubelet shows which devices the kubelet has.
 	kubelet *podResources
-	// taken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
+	// onTaken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
 	// can't list them or didn't in time, or it wasn't asked because no card had become better.
-	taken func([]gpu.Card)
-	// listening is the number of open ListAndWatch streams, streams that of all that have begun. counted is called after each change.
+	onTaken func([]gpu.Card)
+	// listening is the number of open ListAndWatch streams, streams that of all that have begun. onStreams is called after each change.
 	listening, streams atomic.Int64
-	counted            func()
+	onStreams          func()
 	// readmission shows which devices a kubelet that starts must find healthy.
 	readmission *readmission
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
 	// so an unsteady card must not flood it.
 	interval time.Duration
 
-	// ending is closed when ListAndWatch must return.
-	ending chan struct{}
+	// stop is closed when ListAndWatch must return.
+	stop chan struct{}
 
-	// admitting is longer than the time between two calls for one pod, and arriving longer than the time that a call takes from the
+	// callGap is longer than the time between two calls for one pod, and callDelay longer than the time that a call takes from the
 	// kubelet to the plugin, see finish.
-	admitting, arriving time.Duration
+	callGap, callDelay time.Duration
 	// calls guards underWay, the number of the kubelet's calls in progress, and ended, when a call last ended.
 	calls    sync.Mutex
 	underWay int
@@ -82,7 +82,7 @@ func (s *service) finish(server *grpc.Server) {
 		server.GracefulStop()
 	}()
 	s.awaitQuiet(drainTimeout)
-	close(s.ending)
+	close(s.stop)
 	select {
 	case <-stopped:
 	case <-time.After(drainTimeout):
@@ -93,10 +93,10 @@ func (s *service) finish(server *grpc.Server) {
 // pod the kubelet writes its checkpoint, which can be slow on a busy machine.
 func (s *service) awaitQuiet(timeout time.Duration) {
 	from := time.Now()
-	_ = wait.PollUntilContextTimeout(context.Background(), s.arriving/5, timeout, true, func(context.Context) (bool, error) {
+	_ = wait.PollUntilContextTimeout(context.Background(), s.callDelay/5, timeout, true, func(context.Context) (bool, error) {
 		s.calls.Lock()
 		defer s.calls.Unlock()
-		return s.underWay == 0 && time.Since(s.ended) > s.admitting && time.Since(from) > s.arriving, nil
+		return s.underWay == 0 && time.Since(s.ended) > s.callGap && time.Since(from) > s.callDelay, nil
 	})
 }
 
@@ -117,8 +117,8 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1) // Before streams, which registrar.watch reads first.
 	s.streams.Add(1)
-	s.counted()
-	defer s.counted()
+	s.onStreams()
+	defer s.onStreams()
 	defer s.listening.Add(-1)
 	kept := s.readmission.Begin()
 	for {
@@ -134,9 +134,9 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		// If no card became healthy or larger since the last list that was taken, as when only the kubelet restarted, there is
 		// nothing to wait for. A kubelet that starts is busy, so it isn't asked.
 		if !s.cards.AnyUntaken(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
-			s.taken(cards)
+			s.onTaken(cards)
 		}
-		if !s.awaitChange(stream.Context(), kept, changed) || !next(stream.Context(), s.ending, time.After(s.interval)) {
+		if !s.awaitChange(stream.Context(), kept, changed) || !next(stream.Context(), s.stop, time.After(s.interval)) {
 			return nil
 		}
 	}
@@ -149,7 +149,7 @@ func (s *service) awaitChange(ctx context.Context, kept *keptDevices, changed <-
 		select {
 		case <-ctx.Done():
 			return false
-		case <-s.ending:
+		case <-s.stop:
 			return false
 		case <-changed:
 			return true
@@ -159,7 +159,7 @@ func (s *service) awaitChange(ctx context.Context, kept *keptDevices, changed <-
 			}
 		}
 	}
-	return next(ctx, s.ending, changed)
+	return next(ctx, s.stop, changed)
 }
 
 // next waits for a value, and reports whether it came before ctx ended or ending was closed.

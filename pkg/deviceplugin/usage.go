@@ -61,11 +61,11 @@ func (p *Plugin) Measure(driver Driver) {
 	}
 	p.meter.Measure(driver)
 	report := p.meter.Report()
-	p.limits.Check(report)
+	p.limits.Update(report)
 	ctx, cancel := context.WithTimeout(context.Background(), heldTimeout)
 	defer cancel()
-	promised, _ := p.allocator.Held(ctx) // Without it no pod counts as one that borrows.
-	p.overuse.Check(report, promised)
+	promised, _ := p.allocator.InUse(ctx) // Without it no pod counts as one that borrows.
+	p.overuse.Update(report, promised)
 }
 
 // usageHandler returns the handler for the measured use.

@@ -73,7 +73,7 @@ func addTo(items map[string]*ledger.Item, pod *Pod, wait *GroupWait) *ledger.Ite
 	}
 	item := items[id]
 	if item == nil {
-		item = &ledger.Item{ID: id, Broken: wait != nil && wait.Reason.Broken(), Priority: pod.Priority, Entered: pod.Created}
+		item = &ledger.Item{ID: id, CompletesGroup: wait != nil && wait.Reason.Broken(), Priority: pod.Priority, Entered: pod.Created}
 		items[id] = item
 	}
 	item.Priority = min(item.Priority, pod.Priority)

@@ -12,18 +12,18 @@ import (
 type attempt struct {
 	number uint64
 	// kinds are the kinds of units that get room. They pause if the attempt fails.
-	kinds []reclaimKind
+	kinds []pauseKey
 	// outdated is true if something changed while the plan was made, and the plan could not be used.
 	outdated bool
 }
 
-// reclaimKind is a kind of units of a tenant, or all of them if kind is zero.
-type reclaimKind struct {
+// pauseKey is a kind of units of a tenant, or all of them if kind is zero.
+type pauseKey struct {
 	tenant string
 	kind   kindKey
 }
 
-func (u *unit) reclaimKind() reclaimKind { return reclaimKind{u.item.Tenant, u.kind.kindKey} }
+func (u *unit) pauseKey() pauseKey { return pauseKey{u.item.Tenant, u.kind.kindKey} }
 
 // beginAttempt requests room for the tenants that have been below their share for long enough.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time.Time) {
@@ -44,7 +44,7 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant, now time
 			search.constraints = append(search.constraints, p.Constraints)
 		}
 		search.need.Units = append(search.need.Units, out)
-		r.attempt.kinds = append(r.attempt.kinds, u.reclaimKind())
+		r.attempt.kinds = append(r.attempt.kinds, u.pauseKey())
 	}
 	m.effects.Reclaim = search
 }
@@ -101,5 +101,5 @@ func (m *Manager) Reclaimed(attempt uint64, until, now time.Time) {
 
 // pausing reports whether no attempt may be made for the unit, because the latest one had no success.
 func (r *reclaims) pausing(u *unit, now time.Time) bool {
-	return r.pauses.Has(u.reclaimKind(), now) || r.pauses.Has(reclaimKind{tenant: u.item.Tenant}, now)
+	return r.pauses.Has(u.pauseKey(), now) || r.pauses.Has(pauseKey{tenant: u.item.Tenant}, now)
 }

@@ -41,7 +41,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	}
 	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
-		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Exempt: NewExempt(1 << 30), Patience: patience, MayEvict: func() bool { return true },
+		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, TurnRules: NewTurnRules(1 << 30), Patience: patience, MayEvict: func() bool { return true },
 		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
 		Evicting: func(gpu.PodUID) bool { return false },
 		Release:  func(uid gpu.PodUID) { l.Release(uid) },
@@ -68,7 +68,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 		p := gpu.Pod{UID: gpu.PodUID(name), Namespace: fmt.Sprint("t", i%benchTenants), Name: name, Request: gpu.Memory(1 + i%16), Priority: int32(i % 3)}
 		m.SetPod(Pod{
 			Pod: p, Gated: true, Created: begin.Add(time.Duration(i) * time.Second), Constraints: unique.Make(constraints),
-			Likeness: unique.Make(fmt.Sprint(constraints, p.Priority)),
+			RoomKey: unique.Make(fmt.Sprint(constraints, p.Priority)),
 		})
 	}
 	m.StartLeading()

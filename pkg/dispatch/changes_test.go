@@ -114,7 +114,7 @@ func TestManyConstraints(t *testing.T) {
 		name := fmt.Sprint("alice/", i)
 		f.pod(name, 5, age(-1))
 		p := f.pods[name]
-		p.Constraints, p.Likeness = unique.Make(name), unique.Make(name)
+		p.Constraints, p.RoomKey = unique.Make(name), unique.Make(name)
 		f.SetPod(p)
 	}
 	f.pod("alice/last", 4)

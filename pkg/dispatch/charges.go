@@ -17,7 +17,7 @@ type grant struct {
 	charged       int
 	failed, bound bool
 	// madeRoom is the kind of the unit if its places were held by reclaim, until it is known whether it is bound.
-	madeRoom reclaimKind
+	madeRoom pauseKey
 }
 
 // charged reports whether the pod was granted and isn't bound yet.

@@ -5,7 +5,7 @@
 // gate. A pod that fits nowhere now is passed over, and blocks no other pod. A group is granted as a whole.
 //
 // A gate can't be closed again, users can remove gates, and a few are opened for an autoscaler (provision.go). So a pod
-// without a gate needs a charge too: until its turn, filter rejects it (Admit). A charge ends when the pod is bound, is deleted, or isn't
+// without a gate needs a charge too: until its turn, filter rejects it (IsAdmitted). A charge ends when the pod is bound, is deleted, or isn't
 // bound in time. In the last case pods of its shape wait for their next turn, for longer after each failure (queue.Failures).
 //
 // A Manager keeps no state that can't be rebuilt. A new leader derives from the pods what each tenant has. It grants pods again

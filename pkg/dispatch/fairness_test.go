@@ -109,7 +109,7 @@ func (c *crowd) submit(tenant *crowdTenant, memory gpu.Memory, run time.Duration
 	p := c.pods[name]
 	p.GatedOtherwise = false
 	pool := int(tenant.restriction)
-	p.Constraints, p.Likeness = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool))
+	p.Constraints, p.RoomKey = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool))
 	c.pods[name] = p
 	c.SetPod(p)
 }
@@ -137,7 +137,7 @@ func (c *crowd) step() {
 	c.tick(crowdStep)
 	for _, name := range c.names() {
 		if p := c.pods[name]; p.Node == "" && !p.Gated {
-			if c.Admit(p.Pod) {
+			if c.IsAdmitted(p.Pod) {
 				c.bind(name)
 			}
 		}

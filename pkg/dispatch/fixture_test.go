@@ -58,7 +58,7 @@ type fixture struct {
 // newFixture returns a fixture with nodes n0, n1 … of one card each, and the tenants alice and bob. change, which can be nil,
 // changes the options.
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
-	exempt := NewExempt(1000)
+	exempt := NewTurnRules(1000)
 	f := &fixture{
 		t: t, ledger: ledger.NewWithResources(nil, exempt), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
 	}
@@ -74,7 +74,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 		},
 		Nodes:    nodesOf(func(unique.Handle[string]) []string { return nodes }),
 		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
-		Exempt: exempt, Patience: patience, MayEvict: func() bool { return true },
+		TurnRules: exempt, Patience: patience, MayEvict: func() bool { return true },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}
 	if change != nil {
@@ -153,7 +153,7 @@ func (g *fakeGroups) Startable(key gang.Key, _ time.Time) gang.Startable {
 	slices.Sort(together)
 	switch size := g.sizes[key.Name]; {
 	case bound >= size:
-		return gang.Startable{Alone: together, Broken: g.urgent}
+		return gang.Startable{Alone: together, Completing: g.urgent}
 	case bound+len(together) < size:
 		return gang.Startable{}
 	}
@@ -203,7 +203,7 @@ func (f *fixture) pod(name string, memory gpu.Memory, edits ...edit) {
 	}
 	demand := p.Demand()
 	demand.Memory = 0
-	p.Likeness = unique.Make(fmt.Sprint(demand, p.Priority, p.Constraints.Value()))
+	p.RoomKey = unique.Make(fmt.Sprint(demand, p.Priority, p.Constraints.Value()))
 	if f.pods[name] = p; p.Node != "" {
 		f.ledger.SetBound(p.Node, p.Pod, gpu.Placement{{Card: 0, Memory: p.Request}}, f.now)
 	}
@@ -246,7 +246,7 @@ func (f *fixture) tick(pass time.Duration) {
 func (f *fixture) bind(name string) {
 	f.t.Helper()
 	p := f.pods[name]
-	if !f.Admit(p.Pod) {
+	if !f.IsAdmitted(p.Pod) {
 		f.t.Fatalf("%s is rejected", name)
 	}
 	node, _, placed := f.ledger.Lookup(p.UID)
@@ -262,7 +262,7 @@ func (f *fixture) bind(name string) {
 func (f *fixture) bindAll() {
 	f.t.Helper()
 	for name, p := range f.pods {
-		if f.Admit(p.Pod) && p.Node == "" && !p.Gated {
+		if f.IsAdmitted(p.Pod) && p.Node == "" && !p.Gated {
 			f.bind(name)
 		}
 	}
@@ -289,7 +289,7 @@ func (f *fixture) knownAdmitted() map[gpu.PodUID]bool {
 // admitted returns the names of the unbound pods that filter may place.
 func (f *fixture) admitted() (names []string) {
 	for name, p := range f.pods {
-		if f.Admit(p.Pod) && p.Node == "" {
+		if f.IsAdmitted(p.Pod) && p.Node == "" {
 			names = append(names, name)
 		}
 	}

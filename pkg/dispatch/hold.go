@@ -13,7 +13,7 @@ import (
 
 // hold keeps the places of a unit until its victims are gone.
 type hold struct {
-	reclaimKind
+	pauseKey
 	// item is the ID of the unit.
 	item string
 	// attempt is the number of the attempt that made the hold.
@@ -75,18 +75,18 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 	}
 	holds, wrong := m.newHolds(search, plan)
 	if wrong != nil {
-		a.kinds, a.outdated = []reclaimKind{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
+		a.kinds, a.outdated = []pauseKey{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
 		return false
 	}
 	for _, kind := range a.kinds {
-		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.reclaimKind == kind }) {
+		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.pauseKey == kind }) {
 			m.reclaims.pause(kind, true, search.now)
 		}
 	}
 	for _, h := range holds {
 		h.attempt = a.number
 		m.reclaims.holds[h.item] = h
-		m.Ledger.Hold(h.item, h.reservation)
+		m.Ledger.AddReservation(h.item, h.reservation)
 		m.queue.Charge(h.tenant, h.memory)
 	}
 	return true
@@ -104,7 +104,7 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 	for i := range plan.Served {
 		s := &plan.Served[i]
 		h := &hold{
-			reclaimKind: reclaimKind{tenant: s.Tenant}, item: s.Item,
+			pauseKey: pauseKey{tenant: s.Tenant}, item: s.Item,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
@@ -115,7 +115,7 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 		if u == nil || !eligible[u] || m.hasHold(u) || !m.unchanged(s) {
 			return nil, s
 		}
-		h.reclaimKind = u.reclaimKind()
+		h.pauseKey = u.pauseKey()
 		holds = append(holds, h)
 	}
 	return holds, nil
@@ -197,7 +197,7 @@ func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (g
 	}
 	m.queue.Charge(u.item.Tenant, u.item.Memory)
 	m.grantUnit(u, places, now)
-	u.pods[0].grant.madeRoom = h.reclaimKind
+	u.pods[0].grant.madeRoom = h.pauseKey
 	return true
 }
 
@@ -231,7 +231,7 @@ func (m *Manager) updateHolds(now time.Time) {
 		}
 		failed := !now.Before(h.ends)
 		if failed {
-			m.reclaims.pause(h.reclaimKind, true, now)
+			m.reclaims.pause(h.pauseKey, true, now)
 			m.Observer.ReclaimFailed()
 		}
 		return failed

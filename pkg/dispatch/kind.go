@@ -13,7 +13,7 @@ import (
 // kind is shared by units that fit the same free resources: if one of them has no room, none has.
 type kind struct {
 	kindKey
-	*likeness
+	*family
 	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries
 	// all nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
 	obstacle reasons.Obstacle
@@ -21,8 +21,8 @@ type kind struct {
 	feasible *bool
 	// units counts the units of this kind.
 	units int
-	// shape is queue.Profile.Shape.
-	shape string
+	// shapeKey is queue.Profile.ShapeKey.
+	shapeKey string
 }
 
 // kindKey identifies a kind. For a unit of several pods, text has their amounts and memory is 0.
@@ -36,10 +36,10 @@ func (k kindKey) compare(other kindKey) int {
 	return cmp.Or(strings.Compare(text(k.text), text(other.text)), cmp.Compare(k.memory, other.memory))
 }
 
-// likeness is shared by kinds that differ only in the amount of memory: if there is no room for one of them, there is none for the kinds
+// family is shared by kinds that differ only in the amount of memory: if there is no room for one of them, there is none for the kinds
 // that request more.
-type likeness struct {
-	// kinds are those with this likeness, by their memory.
+type family struct {
+	// kinds are those of the family, by their memory.
 	kinds map[gpu.Memory]*kind
 	// failed is the number of the latest round in which one of the kinds had no room, and least is the smallest of their amounts then.
 	failed uint64
@@ -57,15 +57,15 @@ func (k *kind) fail(round uint64) {
 }
 
 // kinds are the kinds of the units that wait, by the text of their keys.
-type kinds map[unique.Handle[string]]*likeness
+type kinds map[unique.Handle[string]]*family
 
 // kindOf returns the kind of a unit that consists of these pods.
 func (k kinds) kindOf(pods []*pod) *kind {
-	key := kindKey{pods[0].Likeness, pods[0].Demand().Memory}
+	key := kindKey{pods[0].RoomKey, pods[0].Demand().Memory}
 	if len(pods) > 1 {
 		var all strings.Builder
 		for _, p := range pods {
-			all.WriteString(text(p.Likeness))
+			all.WriteString(text(p.RoomKey))
 			all.WriteByte(0)
 			all.WriteString(p.Demand().Memory.String())
 			all.WriteByte(0)
@@ -74,13 +74,13 @@ func (k kinds) kindOf(pods []*pod) *kind {
 	}
 	like := k[key.text]
 	if like == nil {
-		like = &likeness{kinds: map[gpu.Memory]*kind{}}
+		like = &family{kinds: map[gpu.Memory]*kind{}}
 		k[key.text] = like
 	}
 	found := like.kinds[key.memory]
 	if found == nil {
 		sum := sha256.Sum256([]byte(text(key.text) + " " + key.memory.String())) // Of a group it can be long.
-		found = &kind{kindKey: key, likeness: like, shape: string(sum[:])}
+		found = &kind{kindKey: key, family: like, shapeKey: string(sum[:])}
 		like.kinds[key.memory] = found
 	}
 	return found

@@ -9,9 +9,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// like returns a pod with a likeness.
+// like returns a pod with a family.
 func like(text string, memory gpu.Memory) *pod {
-	return &pod{Pod: &Pod{Pod: gpu.Pod{Request: memory}, Likeness: unique.Make(text)}}
+	return &pod{Pod: &Pod{Pod: gpu.Pod{Request: memory}, RoomKey: unique.Make(text)}}
 }
 
 // What has no room rules out what requests more, in the same round and for pods that are alike otherwise.
@@ -27,7 +27,7 @@ func TestKinds(t *testing.T) {
 		{"the largest has no room", []*kind{four}, map[*kind]bool{one: false, two: false, four: true, other: false}},
 		{"a smaller one has none in the next round", []*kind{two}, map[*kind]bool{one: false, two: true, four: true, other: false}},
 		{"both have none", []*kind{two, four}, map[*kind]bool{one: false, two: true, four: true, other: false}},
-		{"another likeness", []*kind{other}, map[*kind]bool{one: false, two: false, four: false, other: true}},
+		{"another family", []*kind{other}, map[*kind]bool{one: false, two: false, four: false, other: true}},
 	} {
 		round := uint64(i + 1)
 		for _, kind := range tc.fail {

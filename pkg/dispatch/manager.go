@@ -28,8 +28,8 @@ type Options struct {
 	// would have if no pod had GPU memory. Their results are nil if only GPU memory counts.
 	Capacity      func(withHeld bool) ledger.Capacity
 	EmptyCapacity func() ledger.Capacity
-	// Exempt knows which pods need no turn. The Manager sets its namespaces.
-	*Exempt
+	// TurnRules knows which pods need no turn. The Manager sets its namespaces.
+	*TurnRules
 	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
 	// adds nodes for them.
 	Provisioning int

@@ -57,7 +57,7 @@ func TestAdmitDuringTick(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for name, want := range map[string]bool{"alice/a": true, "bob/b": false} {
-		if got := f.Admit(f.pods[name].Pod); got != want {
+		if got := f.IsAdmitted(f.pods[name].Pod); got != want {
 			t.Errorf("%s: admitted %t, want %t", name, got, want)
 		}
 	}
@@ -81,17 +81,17 @@ func TestAdmit(t *testing.T) {
 	want(t, "charged", map[string]gpu.Memory{"alice": 2, "bob": 0}, f.allocated())
 	f.delete("alice/gated")
 	f.tick(0)
-	if admitted := f.Admit(f.pods["bob/removed-the-gate"].Pod); !admitted || f.requeues != 1 {
+	if admitted := f.IsAdmitted(f.pods["bob/removed-the-gate"].Pod); !admitted || f.requeues != 1 {
 		t.Errorf("after its turn, the pod without a gate is admitted: %v, with %d requeues", admitted, f.requeues)
 	}
 	f.SetNamespace("unknown", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
 	f.delete("bob/removed-the-gate")
 	f.tick(0)
-	if !f.Admit(f.pods["unknown/pod"].Pod) {
+	if !f.IsAdmitted(f.pods["unknown/pod"].Pod) {
 		t.Error("the pod whose namespace was unknown is not granted")
 	}
 	f.StopLeading()
-	if f.Admit(f.pods["unknown/pod"].Pod) {
+	if f.IsAdmitted(f.pods["unknown/pod"].Pod) {
 		t.Error("a replica that doesn't lead admits the pod")
 	}
 }
@@ -323,7 +323,7 @@ func TestFaults(t *testing.T) {
 				f.SetNamespace("bob", Namespace{Tenant: []string{"bob", "alice"}[random.IntN(2)], Terms: fairshare.Terms{Weight: 1 + random.Int64N(3)}, Exempt: random.IntN(5) == 0})
 			case what < 12:
 				if p := f.pods[name]; p.Node == "" && !p.Gated {
-					if f.Admit(p.Pod) {
+					if f.IsAdmitted(p.Pod) {
 						if _, fits := f.ledger.AnyFit(p.Pod); fits {
 							f.bind(name)
 						}
@@ -359,7 +359,7 @@ func TestFaults(t *testing.T) {
 			f.tick(20 * time.Second)
 			f.finish()
 			for name, p := range f.pods {
-				if f.Admit(p.Pod) && p.Node == "" && !p.Gated {
+				if f.IsAdmitted(p.Pod) && p.Node == "" && !p.Gated {
 					if _, fits := f.ledger.AnyFit(p.Pod); fits {
 						f.bind(name)
 					}

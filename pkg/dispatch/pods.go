@@ -20,12 +20,14 @@ type Pod struct {
 	Ended bool
 	// Gated is true if the pod has the gate of fair sharing, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
+	// Invalid is true if no node can give the pod what it asks for. It gets no turn.
+	Invalid bool
 	// Group is the pod's group; zero if it has none.
 	Group gang.Key
-	// Constraints are equal for pods that can use the same nodes; pods without Constraints can use all nodes. Likeness is equal for
-	// unbound pods that fit the same free resources, apart from the amount of GPU memory. A bound pod has no Likeness, and keeps its
+	// Constraints are equal for pods that can use the same nodes; pods without Constraints can use all nodes. RoomKey is equal for
+	// unbound pods that fit the same free resources, apart from the amount of GPU memory. A bound pod has no RoomKey, and keeps its
 	// Constraints.
-	Constraints, Likeness unique.Handle[string]
+	Constraints, RoomKey unique.Handle[string]
 }
 
 // awaitsBind reports whether the pod could still be bound.
@@ -131,16 +133,16 @@ func (m *Manager) refresh(p *pod) {
 	m.count(p, amount)
 	m.updateAllocated(p)
 	m.refreshGate(p)
-	if m.waits(p) {
+	if m.awaitsTurn(p) {
 		m.enlist(p)
 	}
 	m.changed = true
 }
 
-// waits reports whether the pod waits for its turn.
-func (m *Manager) waits(p *pod) bool {
+// awaitsTurn reports whether the pod waits for its turn.
+func (m *Manager) awaitsTurn(p *pod) bool {
 	_, known := m.namespaces[p.Namespace]
-	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && m.NeedsTurn(p.Pod.Pod)
+	return known && p.awaitsBind() && !p.charged() && !p.GatedOtherwise && !p.Invalid && m.NeedsTurn(p.Pod.Pod)
 }
 
 // count makes the queue count the amount for the pod, as memory of its tenant. If the namespace is deleted already, the tenant is the one

@@ -52,7 +52,7 @@ func TestUnbindablePods(t *testing.T) {
 	f.tick(time.Second)
 	f.pod("bob/waits", 1)
 	f.tick(2 * time.Second)
-	if !f.Admit(f.pods["bob/waits"].Pod) {
+	if !f.IsAdmitted(f.pods["bob/waits"].Pod) {
 		t.Error("the pod of a tenant with few open ones awaits its turn")
 	}
 }
@@ -108,7 +108,7 @@ func TestUnbindableGroup(t *testing.T) {
 	f.pod("bob/waits", 1)
 	f.tick(2 * time.Second)
 	for name, want := range map[string]bool{"alice/job-0": true, "carol/job-0": true, "alice/single": false, "bob/waits": true} {
-		if got := f.Admit(f.pods[name].Pod); got != want {
+		if got := f.IsAdmitted(f.pods[name].Pod); got != want {
 			t.Errorf("%s is admitted: %v", name, got)
 		}
 	}

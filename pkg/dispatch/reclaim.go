@@ -28,7 +28,7 @@ type reclaims struct {
 	counted time.Time
 	// pauses are those of the kinds for which the latest attempt had no success. wastes are the latest pauses of each tenant because a unit for which
 	// pods were evicted wasn't bound.
-	pauses queue.Pauses[reclaimKind]
+	pauses queue.Pauses[pauseKey]
 	wastes queue.Pauses[string]
 	// attempts counts the attempts. attempt is the one that is planned, or whose evictions are made; nil if there is none.
 	attempts uint64
@@ -41,7 +41,7 @@ type reclaims struct {
 // must not be taken for that of a new one.
 func newReclaims(attempts uint64) reclaims {
 	return reclaims{
-		attempts: attempts, pauses: queue.Pauses[reclaimKind]{}, wastes: queue.Pauses[string]{},
+		attempts: attempts, pauses: queue.Pauses[pauseKey]{}, wastes: queue.Pauses[string]{},
 		holds: map[string]*hold{},
 	}
 }
@@ -87,7 +87,7 @@ func (m *Manager) dueStandings(now time.Time) *standings {
 }
 
 // pause pauses a tenant's units of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.
-func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
+func (r *reclaims) pause(kind pauseKey, doubles bool, now time.Time) {
 	r.pauses.Prune(now, queue.LongestPause) // Most have no pods any more.
 	if r.pauses.Has(kind, now) {
 		return // Several units of this kind fail at the same time.
@@ -102,8 +102,8 @@ func (r *reclaims) pause(kind reclaimKind, doubles bool, now time.Time) {
 // as long after each such failure of the tenant: a controller can replace the pods.
 func (r *reclaims) recordWaste(g *grant, now time.Time) {
 	kind := g.madeRoom
-	g.madeRoom = reclaimKind{}
-	if kind == (reclaimKind{}) || r.pausesForWaste(kind, now) {
+	g.madeRoom = pauseKey{}
+	if kind == (pauseKey{}) || r.pausesForWaste(kind, now) {
 		return // No places were held for it, or several units of this kind fail at the same time.
 	}
 	r.wastes.Prune(now, maxWastedPause)
@@ -112,15 +112,15 @@ func (r *reclaims) recordWaste(g *grant, now time.Time) {
 }
 
 // pausesForWaste reports whether the kind's present pause is the one that the tenant's latest waste began.
-func (r *reclaims) pausesForWaste(kind reclaimKind, now time.Time) bool {
+func (r *reclaims) pausesForWaste(kind pauseKey, now time.Time) bool {
 	return r.wastes.Has(kind.tenant, now) && r.pauses[kind] == r.wastes[kind.tenant]
 }
 
 // recordArrival records that a pod of a unit was bound: if its places were held, that was of use.
 func (r *reclaims) recordArrival(g *grant) {
-	if g.madeRoom != (reclaimKind{}) {
+	if g.madeRoom != (pauseKey{}) {
 		delete(r.wastes, g.madeRoom.tenant)
 		delete(r.pauses, g.madeRoom)
-		g.madeRoom = reclaimKind{}
+		g.madeRoom = pauseKey{}
 	}
 }

@@ -165,7 +165,7 @@ func TestReclaimForPodsThatNeverStart(t *testing.T) {
 		f.tick(time.Second)
 		f.finish()
 		for name, p := range f.pods { // Bob's controller replaces what was evicted.
-			if p.Namespace == "bob" && p.Node == "" && f.Admit(p.Pod) {
+			if p.Namespace == "bob" && p.Node == "" && f.IsAdmitted(p.Pod) {
 				f.bind(name)
 			}
 		}
@@ -381,7 +381,7 @@ func TestReclaimAfterFailureOfGroup(t *testing.T) {
 	f.groups.sizes["job"] = 2
 	f.pod("alice/job-0", 1, inGroup("job"))
 	f.pod("alice/job-1", 1, inGroup("job"))
-	f.Failures.Failed(queue.Profile{Namespace: "alice", ID: gang.Key{Namespace: "alice", Name: "job"}.ItemID(), Shape: "job"}, f.now, f.now)
+	f.Failures.Failed(queue.Profile{Namespace: "alice", ID: gang.Key{Namespace: "alice", Name: "job"}.ItemID(), ShapeKey: "job"}, f.now, f.now)
 	f.run(2 * after)
 	want(t, "evicted early", []string(nil), f.evicted)
 	f.run(after + firstPause)
@@ -613,7 +613,7 @@ func TestReclaimTimeCountsDown(t *testing.T) {
 
 // A unit that isn't bound although pods were evicted for it counts, also while its kind pauses for another reason.
 func TestWastedWhilePaused(t *testing.T) {
-	now, kind := time.Unix(1_000_000, 0), reclaimKind{tenant: "alice"}
+	now, kind := time.Unix(1_000_000, 0), pauseKey{tenant: "alice"}
 	r := newReclaims(0)
 	r.pause(kind, true, now)
 	for range 2 { // Two units of the kind fail at the same time.

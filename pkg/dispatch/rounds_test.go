@@ -19,7 +19,7 @@ const manyKinds = maxEffort + maxEffort/4
 func (f *fixture) unlike(name string, memory gpu.Memory, edits ...edit) {
 	f.pod(name, memory, edits...)
 	p := f.pods[name]
-	p.Likeness = unique.Make(name)
+	p.RoomKey = unique.Make(name)
 	f.pods[name] = p
 	f.SetPod(p)
 }
@@ -150,7 +150,7 @@ func TestGateBeforeTurn(t *testing.T) {
 		}
 		f.tick(time.Second)
 	}
-	want(t, "granted", true, f.Admit(f.pods["carol/waits"].Pod))
+	want(t, "granted", true, f.IsAdmitted(f.pods["carol/waits"].Pod))
 }
 
 // Something is freed while a tenant has so many open pods that its units aren't tried. They are tried there once pods are bound.

@@ -223,11 +223,11 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 	return s, waiting
 }
 
-// DefaultPriorityCutoff is the default of Exempt.PriorityCutoff: the priority of the class system-cluster-critical.
+// DefaultPriorityCutoff is the default of TurnRules.PriorityCutoff: the priority of the class system-cluster-critical.
 const DefaultPriorityCutoff = 2_000_000_000
 
 // Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, Groups,
-// Nodes and Exempt. Pods that the extender has granted count as waiting until they are bound.
+// Nodes and TurnRules. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	o.EmptyCapacity = func() ledger.Capacity { return nil }
 	m := New(o)

@@ -29,7 +29,7 @@ type unit struct {
 	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int
-	// shape is queue.Profile.Shape. That of a group comes from package gang, which reports failures of the group too.
+	// shape is queue.Profile.ShapeKey. That of a group comes from package gang, which reports failures of the group too.
 	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
@@ -47,8 +47,8 @@ func (u *unit) has(pods []*pod) bool {
 // profile returns what Failures knows of the unit.
 func (u *unit) profile() queue.Profile {
 	return queue.Profile{
-		Namespace: u.namespace, ID: u.item.ID, Shape: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
-		Broken: u.item.Broken,
+		Namespace: u.namespace, ID: u.item.ID, ShapeKey: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
+		CompletesGroup: u.item.CompletesGroup,
 	}
 }
 
@@ -91,7 +91,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 	u := &unit{
 		pods: pods, constraints: first.Constraints, namespace: first.Namespace, provisioning: first.provisioning,
 		item: fairshare.Item{
-			Item:   ledger.Item{ID: id, Broken: broken, Priority: first.Priority, Entered: first.Created},
+			Item:   ledger.Item{ID: id, CompletesGroup: broken, Priority: first.Priority, Entered: first.Created},
 			Tenant: m.namespaces[first.Namespace].Tenant,
 		},
 	}
@@ -99,7 +99,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 		u.triedIn = former.triedIn
 	}
 	slices.SortFunc(pods, func(a, b *pod) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.Likeness), text(b.Likeness)), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.RoomKey), text(b.RoomKey)), cmp.Compare(a.UID, b.UID))
 	})
 	var failedAt time.Time
 	for _, p := range pods {
@@ -125,7 +125,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 		u.item.Entered = failedAt // It enters again, behind others of its priority.
 	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u
-	u.shape = u.kind.shape
+	u.shape = u.kind.shapeKey
 	u.kind.units++
 	m.units[id] = u
 	m.queue.Add(u.item)
@@ -161,7 +161,7 @@ func (m *Manager) gatherGroups() {
 		}
 		in := map[*unit]bool{}
 		gather := func(id string, pods []*pod, broken bool) {
-			if u := m.units[id]; u == nil || !u.has(pods) || u.item.Broken != broken {
+			if u := m.units[id]; u == nil || !u.has(pods) || u.item.CompletesGroup != broken {
 				m.addUnit(id, pods, broken)
 			}
 			in[m.units[id]] = true
@@ -172,7 +172,7 @@ func (m *Manager) gatherGroups() {
 		}
 		for _, uid := range startable.Alone {
 			if p := waiting[uid]; p != nil {
-				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(startable.Broken, uid))
+				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(startable.Completing, uid))
 			}
 		}
 		for _, p := range waiting {

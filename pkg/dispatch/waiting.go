@@ -45,7 +45,7 @@ func (m *Manager) Waiting() []queue.Item {
 			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
 			Turn:     i + 1,
 			Profile:  u.profile(),
-			Like:     u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
+			RoomKey:  u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
 			Requests: func() []ledger.Request { return m.waitingRequests(u) },
 		})
 	}

@@ -48,20 +48,20 @@ const (
 
 // Defragmenter frees cards for pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards have, mostly
 // none. kube-scheduler counts by node. Up to 1.37 it finds no victim that would help, and sends no preempt call. The rules for the victims are those
-// of preemption, but no disruption budget is violated. The Executor evicts them. Preemptors keeps the place of the pod.
+// of preemption, but no disruption budget is violated. The Executor evicts them. PlaceKeeper keeps the place of the pod.
 //
 // Rejected and Forget are safe for concurrent use, and do nothing if it is nil; mu guards the fields below it.
 type Defragmenter struct {
 	Options
 	executor   *Executor
-	preemptors *Preemptors
+	preemptors *PlaceKeeper
 
 	mu      sync.Mutex
 	blocked map[gpu.PodUID]blockedPod
 }
 
 // NewDefragmenter returns a Defragmenter. It evicts nothing before Run.
-func NewDefragmenter(x *Executor, preemptors *Preemptors) *Defragmenter {
+func NewDefragmenter(x *Executor, preemptors *PlaceKeeper) *Defragmenter {
 	return &Defragmenter{Options: x.Options, executor: x, preemptors: preemptors, blocked: map[gpu.PodUID]blockedPod{}}
 }
 
@@ -231,7 +231,7 @@ func (d *Defragmenter) evict(ctx context.Context, plan plan) (begun bool, err er
 	if _, err := d.readUnbound(ctx, plan.pod); err != nil {
 		return false, err
 	}
-	if err := d.executor.Check(ctx, plan.evictions); err != nil {
+	if err := d.executor.DryRun(ctx, plan.evictions); err != nil {
 		return false, err
 	}
 	_, until, err := d.executor.Evict(ctx, plan.evictions)

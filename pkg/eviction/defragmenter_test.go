@@ -407,7 +407,7 @@ func TestEvictionReservesCardFromTheStart(t *testing.T) {
 	f := newFixture(t, nil)
 	var cards []int
 	f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error {
-		f.Tick(t.Context()) // The Preemptors don't wait for the API server.
+		f.Tick(t.Context()) // The PlaceKeeper don't wait for the API server.
 		allocation, err := f.ledger.Reserve("n1", gpu.Pod{UID: "other", Priority: 9, Request: 3}, placement.Binpack, begin)
 		if err != nil {
 			return err

@@ -3,16 +3,16 @@
 // Pods are evicted for five reasons:
 //
 //   - For a pod that only fragmentation keeps pending. A Defragmenter notes it (Rejected in defragmenter.go) and chooses the victims (plan.go).
-//     Preemptors keeps its place, as a nomination in the ledger. If that was of no use (Preemptors.update), the pod pauses.
-//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). Preemptors keeps
-//     its place (preemptions.go). If that was of no use (Preemptors.update), kube-scheduler tries other nodes.
+//     PlaceKeeper keeps its place, as a nomination in the ledger. If that was of no use (PlaceKeeper.update), the pod pauses.
+//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). PlaceKeeper keeps
+//     its place (preemptions.go). If that was of no use (PlaceKeeper.update), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
 //     hold. If they were of no use (updateHolds and recordWaste in dispatch), its tenant's units of that kind pause.
-//   - For a broken group. Package gang finds it and chooses its bound members, and Members evicts them. No place is kept.
-//   - For the other pods of a card that is short of memory. Overusers finds the card, and evicts pods above their limits, then pods that borrow.
+//   - For a broken group. Package gang finds it and chooses its bound members, and MemberEvictor evicts them. No place is kept.
+//   - For the other pods of a card that is short of memory. OveruseEvictor finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.
 //
-// Executor makes the evictions of Defragmenter and Reclaimer; Check asks first whether all of them would be granted. A new leader evicts the rest of
+// Executor makes the evictions of Defragmenter and Reclaimer; DryRun asks first whether all of them would be granted. A new leader evicts the rest of
 // groups. Survey collects the input for package preemption.
 package eviction
 
@@ -37,7 +37,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxConcurrent limits the concurrent calls of Members, and those for the victims of one plan.
+// maxConcurrent limits the concurrent calls of MemberEvictor, and those for the victims of one plan.
 const maxConcurrent = 16
 
 // API is the part of package apiserver that evicts.
@@ -79,7 +79,7 @@ type Observer interface {
 // Options are what the types of this package share that evict pods, or have them evicted.
 type Options struct {
 	API API
-	// Ledger is used by Preemptors, a Defragmenter and a Reclaimer, Cache also by an Executor.
+	// Ledger is used by PlaceKeeper, a Defragmenter and a Reclaimer, Cache also by an Executor.
 	Ledger   *ledger.Ledger
 	Cache    Cache
 	Recorder record.EventRecorder

@@ -136,7 +136,7 @@ func (x *Executor) Tick(ctx context.Context) {
 	if x.Cache.Ready() != nil {
 		return
 	}
-	for _, g := range x.due() {
+	for _, g := range x.takeDue() {
 		if err := x.finish(ctx, g); err != nil {
 			klog.FromContext(ctx).Error(err, "Not all pods of a group evicted, trying again", "for", g.For.pod().String())
 		}
@@ -175,9 +175,9 @@ func (x *Executor) Ready() bool {
 	return x.read
 }
 
-// Check reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
+// DryRun reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
 // stays out of plans for a while.
-func (x *Executor) Check(ctx context.Context, victims []Victim) error {
+func (x *Executor) DryRun(ctx context.Context, victims []Victim) error {
 	return x.forEach(victims, func(v Victim, pod gpu.Pod) error {
 		if err := x.Leading(); err != nil {
 			return err
@@ -205,7 +205,7 @@ func (x *Executor) forEach(victims []Victim, call func(Victim, gpu.Pod) error) e
 	return group.Wait()
 }
 
-// Evict evicts the victims after a successful Check, the first pod alone: if its eviction fails, nothing is evicted. What fails later is tried again
+// Evict evicts the victims after a successful DryRun, the first pod alone: if its eviction fails, nothing is evicted. What fails later is tried again
 // only for pods of groups. Evict returns the pods that were evicted, the first error, and until when places are to be kept for the pods that wait: a
 // minute after the last victim should have ended; zero if nothing was evicted. It isn't if enough pods are being deleted already, or if an answer was
 // lost.
@@ -355,8 +355,8 @@ func (x *Executor) forget(g *group) {
 	}
 }
 
-// due gives up groups whose time is over, and returns those whose pods are to be evicted now.
-func (x *Executor) due() (due []*group) {
+// takeDue gives up groups whose time is over, and returns those whose pods are to be evicted now.
+func (x *Executor) takeDue() (due []*group) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := x.Clock.Now()
@@ -436,8 +436,8 @@ func (x *Executor) inherit(ctx context.Context) error {
 	return nil
 }
 
-// Tries reports whether the pod is a victim and its deletion may not be visible yet.
-func (x *Executor) Tries(uid gpu.PodUID) bool {
+// IsEvicting reports whether the pod is a victim and its deletion may not be visible yet.
+func (x *Executor) IsEvicting(uid gpu.PodUID) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if at, asked := x.asked[uid]; asked && x.Clock.Since(at) <= x.AnswerLost {
@@ -455,7 +455,7 @@ func (x *Executor) Tries(uid gpu.PodUID) bool {
 // (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go), may refuse again what it refused a short time ago, and what is
 // evicted already is no victim of another plan.
 func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
-	if len(budgets) > 1 || x.Tries(uid) {
+	if len(budgets) > 1 || x.IsEvicting(uid) {
 		return false
 	}
 	x.mu.Lock()

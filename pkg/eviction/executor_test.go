@@ -81,7 +81,7 @@ func (f *executions) process(api API) *Executor {
 
 // evict evicts the victims, if their check succeeds.
 func (f *executions) evict(x *Executor) (time.Time, error) {
-	if err := x.Check(context.Background(), f.victims); err != nil {
+	if err := x.DryRun(context.Background(), f.victims); err != nil {
 		return time.Time{}, err
 	}
 	_, until, err := x.Evict(context.Background(), f.victims)

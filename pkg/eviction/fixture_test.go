@@ -38,7 +38,7 @@ type cluster struct {
 	// notReady is the answer of Ready.
 	notReady, budgetsNotSynced error
 	// informed receives the changes of pods.
-	informed *Preemptors
+	informed *PlaceKeeper
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
@@ -52,7 +52,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.informed = fake.Ledger(nodes...), NewPreemptors(NewExecutor(Options{}, recordName), func() {})
+	c.ledger, c.informed = fake.Ledger(nodes...), NewPlaceKeeper(NewExecutor(Options{}, recordName), func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -119,12 +119,12 @@ func (c *cluster) Budgets(namespace string) (budgets []*policyv1.PodDisruptionBu
 	return budgets
 }
 
-// fixture is Preemptors and a Defragmenter that don't run: the test moves the clock and calls their steps.
+// fixture is PlaceKeeper and a Defragmenter that don't run: the test moves the clock and calls their steps.
 //
 // Its node n1 has two cards of 16. a7 and a5, of priority 1, use 7 and 5 of the first card; b12, of priority 2, uses 12 of the
 // second card. The pending pod, of priority 9, asks for 8: the node's sum has room for it, but no card has.
 type fixture struct {
-	*Preemptors
+	*PlaceKeeper
 	*cluster
 	defragmenter *Defragmenter
 	t            testing.TB
@@ -156,9 +156,9 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder), recordName), func() { f.requeues++ })
-	f.defragmenter = NewDefragmenter(f.executor, f.Preemptors)
-	f.informed = f.Preemptors
+	f.PlaceKeeper = NewPlaceKeeper(NewExecutor(f.options(recorder), recordName), func() { f.requeues++ })
+	f.defragmenter = NewDefragmenter(f.executor, f.PlaceKeeper)
+	f.informed = f.PlaceKeeper
 	f.executor.Tick(context.Background())
 	return f
 }

@@ -11,22 +11,22 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Members evicts the members of broken runs.
-type Members struct {
+// MemberEvictor evicts the members of broken runs.
+type MemberEvictor struct {
 	Options
 	// evicted counts the evicted members.
 	evicted  func()
 	requests chan []gpu.Pod
 }
 
-// NewMembers returns a Members. It evicts nothing before Run. evicted is called for each evicted member.
-func NewMembers(o Options, evicted func()) *Members {
-	return &Members{Options: o, evicted: evicted, requests: make(chan []gpu.Pod)}
+// NewMemberEvictor returns a MemberEvictor. It evicts nothing before Run. evicted is called for each evicted member.
+func NewMemberEvictor(o Options, evicted func()) *MemberEvictor {
+	return &MemberEvictor{Options: o, evicted: evicted, requests: make(chan []gpu.Pod)}
 }
 
 // Evict starts the eviction of the pods. While earlier pods are being evicted it does nothing: the gang's manager requests
 // the eviction again.
-func (m *Members) Evict(pods []gpu.Pod) {
+func (m *MemberEvictor) Evict(pods []gpu.Pod) {
 	select {
 	case m.requests <- pods:
 	default:
@@ -34,7 +34,7 @@ func (m *Members) Evict(pods []gpu.Pod) {
 }
 
 // Run makes the eviction calls until ctx ends.
-func (m *Members) Run(ctx context.Context) error {
+func (m *MemberEvictor) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -51,7 +51,7 @@ func (m *Members) Run(ctx context.Context) error {
 
 // EvictMember makes one eviction call of Run. Disruption budgets are respected: the manager requests the eviction again until it is
 // allowed.
-func (m *Members) EvictMember(ctx context.Context, pod gpu.Pod) {
+func (m *MemberEvictor) EvictMember(ctx context.Context, pod gpu.Pod) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	if m.Leading() != nil {
 		return

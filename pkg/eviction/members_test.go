@@ -28,7 +28,7 @@ func TestMembers(t *testing.T) {
 			f.standby = test.standby
 			f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error { return test.answer }})
 			recorder, evicted := record.NewFakeRecorder(10), 0
-			m := NewMembers(f.options(recorder), func() { evicted++ })
+			m := NewMemberEvictor(f.options(recorder), func() { evicted++ })
 			m.EvictMember(t.Context(), gpu.Pod{Namespace: "default", Name: "a5", UID: "uid-a5"})
 			if events := len(recorder.Events); evicted != test.wantEvicted || events != test.wantEvicted {
 				t.Errorf("%d evicted, %d Events, want %d", evicted, events, test.wantEvicted)

@@ -23,7 +23,7 @@ import (
 // EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
 const EventOveruseEvicted = "GPUMemoryOveruseEvicted"
 
-// OveruseCache is the part of package clustercache that Overusers uses.
+// OveruseCache is the part of package clustercache that OveruseEvictor uses.
 type OveruseCache interface {
 	Ready() error
 	PodsOn(node string) []*clustercache.PodInfo
@@ -31,7 +31,7 @@ type OveruseCache interface {
 	MayOveruse() []*clustercache.PodInfo
 }
 
-// NodeAPI is the part of package apiserver that Overusers and a Reclaimer use beside API.
+// NodeAPI is the part of package apiserver that OveruseEvictor and a Reclaimer use beside API.
 type NodeAPI interface {
 	// PodsOn lists the pods of a node.
 	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
@@ -44,7 +44,7 @@ type OveruseGroups interface {
 	Membership(uid gpu.PodUID) (member, whole bool)
 }
 
-// Overusers evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
+// OveruseEvictor evicts pods that use more GPU memory than they request, from cards that can't keep their promises otherwise: what these pods
 // use and what the other pods of the card request is more than the card has. Pods may use memory that is promised to no pod.
 //
 // While a card is low on free memory, as the device plugin reports it, and pods borrow some of it, it evicts first those above their limits, also
@@ -56,7 +56,7 @@ type OveruseGroups interface {
 // A member of a group is evicted alone: the others may be within their requests. Pods without a group come first, because without
 // one of its members a group usually makes no progress. Members of a group that isn't completely bound are not evicted, because package
 // gang would then evict the other members.
-type Overusers struct {
+type OveruseEvictor struct {
 	Options
 	api    NodeAPI
 	cache  OveruseCache
@@ -77,7 +77,7 @@ type cardOf struct {
 	card int
 }
 
-// cardSeen is what Overusers remembers of a card from step to step.
+// cardSeen is what OveruseEvictor remembers of a card from step to step.
 type cardSeen struct {
 	// staying are the pods of the card, without those that have ended or are ending.
 	staying sets.Set[gpu.PodUID]
@@ -85,18 +85,18 @@ type cardSeen struct {
 	stale time.Time
 }
 
-// NewOverusers returns an Overusers. It evicts nothing before Run.
-func NewOverusers(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *Overusers {
-	return &Overusers{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
+// NewOveruseEvictor returns an OveruseEvictor. It evicts nothing before Run.
+func NewOveruseEvictor(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *OveruseEvictor {
+	return &OveruseEvictor{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
 }
 
 // Run evicts pods as needed until ctx ends.
-func (o *Overusers) Run(ctx context.Context) error {
+func (o *OveruseEvictor) Run(ctx context.Context) error {
 	return background.Every(ctx, o.Clock, queue.Retry, o.Tick)
 }
 
 // Tick performs one step of Run. It makes at most one eviction.
-func (o *Overusers) Tick(ctx context.Context) {
+func (o *OveruseEvictor) Tick(ctx context.Context) {
 	now := o.Clock.Now()
 	if o.Leading() != nil || o.cache.Ready() != nil {
 		o.cards = nil
@@ -132,7 +132,7 @@ func (o *Overusers) Tick(ctx context.Context) {
 }
 
 // choose returns the pods of a node that are to be evicted, by card, in the order in which they are evicted.
-func (o *Overusers) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
+func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
 	node, ok := o.cache.Node(name)
 	if !ok {
 		return nil
@@ -197,7 +197,7 @@ const (
 )
 
 // shareOf returns a pod's share of a card; ok is false for a pod that has none, or that is being deleted.
-func (o *Overusers) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, now time.Time) (s share, ok bool) {
+func (o *OveruseEvictor) shareOf(pod *clustercache.PodInfo, card int, unit gpu.Unit, now time.Time) (s share, ok bool) {
 	if pod.Ended || ending(pod, now) {
 		return share{}, false
 	}
@@ -234,7 +234,7 @@ func ending(pod *clustercache.PodInfo, now time.Time) bool {
 
 // look adds what is to be remembered of the cards of a node. The reports on a card which pods are leaving or have left are stale: they don't say what
 // is free once these have ended. A former leader may have evicted a pod since any report was made.
-func (o *Overusers) look(seen map[cardOf]cardSeen, node string, pods []*clustercache.PodInfo, now time.Time) {
+func (o *OveruseEvictor) look(seen map[cardOf]cardSeen, node string, pods []*clustercache.PodInfo, now time.Time) {
 	for _, pod := range pods {
 		for _, part := range pod.Placement {
 			key := cardOf{node, part.Card}
@@ -325,7 +325,7 @@ func inOrder(shares []share, last excess) []share {
 
 // confirm lists the pods of the victim's node, and returns the victim as the API server shows it. ok is false if the victim must not be evicted
 // after all: the cache can be behind, for the victim or for other pods of its card.
-func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok bool, err error) {
+func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (confirmed victim, ok bool, err error) {
 	live, err := o.api.PodsOn(ctx, v.node)
 	if err != nil {
 		return v, false, fmt.Errorf("listing the pods of node %s: %w", v.node, err)
@@ -343,7 +343,7 @@ func (o *Overusers) confirm(ctx context.Context, v victim) (confirmed victim, ok
 }
 
 // evict evicts a pod. It reports whether the next eviction must wait for the next step.
-func (o *Overusers) evict(ctx context.Context, v victim) (wait bool) {
+func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
 	v, ok, err := o.confirm(ctx, v)
 	if err != nil {

@@ -51,7 +51,7 @@ type tenant struct {
 // overuseModel is a node with two cards whose pods use what they like. A device plugin measures them, and an extender evicts. The
 // model checks each eviction by what the pods really use.
 type overuseModel struct {
-	API // Overusers calls only Pod and Evict.
+	API // OveruseEvictor calls only Pod and Evict.
 	t   *testing.T
 	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
 	cards   [2]int64
@@ -69,7 +69,7 @@ type overuseModel struct {
 	// hidden is memory of each card in GiB that no pod uses: of the driver, or of processes that aren't known.
 	hidden   [2]int64
 	observer fake.Observer
-	overuser *Overusers
+	overuser *OveruseEvictor
 	// unseen, if not nil, makes the changes of the pods that the watch doesn't show yet.
 	unseen func(pods []*clustercache.PodInfo)
 }
@@ -126,7 +126,7 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 		t: t, cards: [2]int64{modelCard, modelCard}, random: rand.New(rand.NewPCG(seed, 1)), clock: clocktesting.NewFakeClock(begin),
 		tracker: usage.NewOveruse(usage.OveruseOptions{Tolerance: modelTolerance, Grace: modelGrace}),
 	}
-	m.overuser = NewOverusers(Options{
+	m.overuser = NewOveruseEvictor(Options{
 		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
 	}, live(m.live), m, m)

@@ -84,6 +84,6 @@ func (d *Defragmenter) nominationValid(pod *clustercache.PodInfo, name string) b
 
 // fits reports whether the pod would find a card on one of the nodes.
 func fits(l *ledger.Ledger, pod gpu.Pod, nodes ...string) (fits bool) {
-	l.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	l.ForEachFit(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// Preemptors keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
+// PlaceKeeper keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
 // take the cards, another pod takes them, a victim stays, or the leader's term ends. kube-scheduler evicts the victims (see preemptions.go), or
 // the Executor does for a Defragmenter.
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
-type Preemptors struct {
+type PlaceKeeper struct {
 	Options
 	executor *Executor
 	// requeue makes kube-scheduler retry the rejected pods.
@@ -61,20 +61,20 @@ type preemptor struct {
 // evicting reports whether the Executor is still freeing the cards.
 func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
-// NewPreemptors returns Preemptors that have none. requeue makes kube-scheduler retry the rejected pods; it must return at once.
-func NewPreemptors(x *Executor, requeue func()) *Preemptors {
-	ps := &Preemptors{Options: x.Options, executor: x, requeue: requeue}
+// NewPlaceKeeper returns PlaceKeeper that have none. requeue makes kube-scheduler retry the rejected pods; it must return at once.
+func NewPlaceKeeper(x *Executor, requeue func()) *PlaceKeeper {
+	ps := &PlaceKeeper{Options: x.Options, executor: x, requeue: requeue}
 	ps.clear()
 	return ps
 }
 
-// clear removes all state. The caller holds the lock, or Preemptors isn't used yet.
-func (ps *Preemptors) clear() {
+// clear removes all state. The caller holds the lock, or PlaceKeeper isn't used yet.
+func (ps *PlaceKeeper) clear() {
 	ps.all, ps.proposals, ps.paused = map[gpu.PodUID]preemptor{}, map[gpu.PodUID]proposal{}, queue.Pauses[gpu.PodUID]{}
 }
 
 // Forget removes the pod, which is no longer pending.
-func (ps *Preemptors) Forget(uid gpu.PodUID) {
+func (ps *PlaceKeeper) Forget(uid gpu.PodUID) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	delete(ps.all, uid)
@@ -83,12 +83,12 @@ func (ps *Preemptors) Forget(uid gpu.PodUID) {
 }
 
 // Run gives up places as needed until ctx ends.
-func (ps *Preemptors) Run(ctx context.Context) error {
+func (ps *PlaceKeeper) Run(ctx context.Context) error {
 	return background.Every(ctx, ps.Clock, interval, ps.Tick)
 }
 
 // Tick performs one step of Run, or gives up all places if this process isn't the leader.
-func (ps *Preemptors) Tick(context.Context) {
+func (ps *PlaceKeeper) Tick(context.Context) {
 	switch {
 	case ps.Leading() != nil:
 		ps.resign()
@@ -98,7 +98,7 @@ func (ps *Preemptors) Tick(context.Context) {
 }
 
 // resign gives up all places at the end of a term.
-func (ps *Preemptors) resign() {
+func (ps *PlaceKeeper) resign() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.all {
@@ -108,7 +108,7 @@ func (ps *Preemptors) resign() {
 }
 
 // mayAdd reports whether add would make the pod a preemptor.
-func (ps *Preemptors) mayAdd(uid gpu.PodUID) bool {
+func (ps *PlaceKeeper) mayAdd(uid gpu.PodUID) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	_, known := ps.all[uid]
@@ -116,7 +116,7 @@ func (ps *Preemptors) mayAdd(uid gpu.PodUID) bool {
 }
 
 // add makes a pod a preemptor, whose victims the Executor evicts. It returns false if it is one, or if kube-scheduler evicts pods for it.
-func (ps *Preemptors) add(p preemptor) bool {
+func (ps *PlaceKeeper) add(p preemptor) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if _, known := ps.all[p.pod.UID]; known || ps.proposed(p.pod.UID) != nil || !ps.isPending(p.pod) {
@@ -127,27 +127,27 @@ func (ps *Preemptors) add(p preemptor) bool {
 }
 
 // pause begins a pause of the pod, see queue.Pauses.Extend.
-func (ps *Preemptors) pause(uid gpu.PodUID, least, most time.Duration) {
+func (ps *PlaceKeeper) pause(uid gpu.PodUID, least, most time.Duration) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.paused.Extend(uid, ps.Clock.Now(), least, most)
 }
 
 // pauses reports whether the pod is in a pause.
-func (ps *Preemptors) pauses(uid gpu.PodUID) bool {
+func (ps *PlaceKeeper) pauses(uid gpu.PodUID) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return ps.paused.Has(uid, ps.Clock.Now())
 }
 
 // reserve begins or updates a preemptor: its place is kept. The caller holds the lock.
-func (ps *Preemptors) reserve(p preemptor) {
+func (ps *PlaceKeeper) reserve(p preemptor) {
 	ps.all[p.pod.UID] = p
 	ps.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
 // evicted records that the Executor has begun to evict the victims of a preemptor. If it hasn't, the preemptor ends.
-func (ps *Preemptors) evicted(uid gpu.PodUID, begun bool) {
+func (ps *PlaceKeeper) evicted(uid gpu.PodUID, begun bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, ok := ps.all[uid]
@@ -163,7 +163,7 @@ func (ps *Preemptors) evicted(uid gpu.PodUID, begun bool) {
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the preemptor takes precedence.
-func (ps *Preemptors) Renew(pod gpu.Pod, nominated string) bool {
+func (ps *PlaceKeeper) Renew(pod gpu.Pod, nominated string) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, ok := ps.all[pod.UID]
@@ -176,7 +176,7 @@ func (ps *Preemptors) Renew(pod gpu.Pod, nominated string) bool {
 }
 
 // update finds out which victims are gone, and ends the preemptors whose places were of no use.
-func (ps *Preemptors) update() {
+func (ps *PlaceKeeper) update() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	now := ps.Clock.Now()
@@ -188,7 +188,7 @@ func (ps *Preemptors) update() {
 			p.freedAt = now
 			ps.all[uid] = p
 		}
-		if pause := ps.failed(p, slowest, now); pause > 0 {
+		if pause := ps.uselessPause(p, slowest, now); pause > 0 {
 			ps.end(p, pause)
 		}
 	}
@@ -196,7 +196,7 @@ func (ps *Preemptors) update() {
 
 // end ends a preemptor that has failed, and begins a pause of its pod. If kube-scheduler has evicted no other pods because of it, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
-func (ps *Preemptors) end(p preemptor, pause time.Duration) {
+func (ps *PlaceKeeper) end(p preemptor, pause time.Duration) {
 	delete(ps.all, p.pod.UID)
 	ps.paused.Extend(p.pod.UID, ps.Clock.Now(), pause, queue.LongestPause)
 	ps.endReservation(p.pod)
@@ -205,8 +205,8 @@ func (ps *Preemptors) end(p preemptor, pause time.Duration) {
 	}
 }
 
-// failed returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
-func (ps *Preemptors) failed(p preemptor, slowest phase, now time.Time) time.Duration {
+// uselessPause returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
+func (ps *PlaceKeeper) uselessPause(p preemptor, slowest phase, now time.Time) time.Duration {
 	freed := !p.freedAt.IsZero()
 	switch {
 	case !freed && slowest == overdue:
@@ -222,7 +222,7 @@ func (ps *Preemptors) failed(p preemptor, slowest phase, now time.Time) time.Dur
 }
 
 // endReservation ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
-func (ps *Preemptors) endReservation(pod gpu.Pod) {
+func (ps *PlaceKeeper) endReservation(pod gpu.Pod) {
 	if known, ok := ps.Cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID && known.NominatedNode != "" {
 		ps.Ledger.Nominate(known.NominatedNode, pod)
 		return
@@ -244,12 +244,12 @@ const (
 
 // slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The
 // caller holds the lock.
-func (ps *Preemptors) slowest(p preemptor) phase {
+func (ps *PlaceKeeper) slowest(p preemptor) phase {
 	slowest := gone
 	proposed := ps.proposed(p.pod.UID)[p.node].Pods
 	for _, uid := range p.victims {
 		is := ps.phase(p.node, uid)
-		if is == running && (ps.executor.Tries(uid) || slices.Contains(proposed, uid)) {
+		if is == running && (ps.executor.IsEvicting(uid) || slices.Contains(proposed, uid)) {
 			is = departing
 		}
 		slowest = min(slowest, is)
@@ -258,7 +258,7 @@ func (ps *Preemptors) slowest(p preemptor) phase {
 }
 
 // phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
-func (ps *Preemptors) phase(node string, uid gpu.PodUID) phase {
+func (ps *PlaceKeeper) phase(node string, uid gpu.PodUID) phase {
 	_, allocation, held := ps.Ledger.Lookup(uid)
 	info, known := ps.Cache.Pod(allocation.Namespace, allocation.Name)
 	if !held {

@@ -123,7 +123,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 			}
 			continue
 		}
-		err = r.executor.Check(ctx, victims(plan))
+		err = r.executor.DryRun(ctx, victims(plan))
 		if err == nil {
 			return plan, true, nil
 		} else if !answered(err) {

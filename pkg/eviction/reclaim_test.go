@@ -393,7 +393,7 @@ func TestReclaimerAwaited(t *testing.T) {
 	f.meanwhile = func(f *reclaimFixture) {
 		for _, served := range f.holds[0].Served {
 			place := served.Places[0]
-			f.cluster.ledger.Hold(served.Item, ledger.Reservation{
+			f.cluster.ledger.AddReservation(served.Item, ledger.Reservation{
 				Source: ledger.Reclaimed, Places: []ledger.Place{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}},
 			})
 		}

@@ -20,8 +20,8 @@ type group struct {
 	cardless int
 }
 
-// unsettled returns the run that isn't in PhaseRunning, or nil.
-func (g *group) unsettled() *run {
+// startingRun returns the run that isn't in PhaseRunning, or nil.
+func (g *group) startingRun() *run {
 	for _, r := range g.runs {
 		if r.phase != PhaseRunning {
 			return r
@@ -55,7 +55,7 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 // evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
 // member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, unsettled := mgr.home(g, m), g.unsettled()
+	home, unsettled := mgr.home(g, m), g.startingRun()
 	switch {
 	case home != nil:
 		return home
@@ -63,7 +63,7 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 		return mgr.begin(g, now)
 	case m.Run != "" && unsettled != nil && unsettled.phase == PhaseBroken && unsettled.inherited && unsettled.lastBound().Before(m.BoundAt):
 		mgr.nowRuns(unsettled, now)
-		unsettled = g.unsettled()
+		unsettled = g.startingRun()
 	}
 	switch {
 	case m.Run == "", unsettled == nil && (m.marksWhole() || mgr.countAs(m) != bound), unsettled != nil && !unsettled.mayInclude(m):
@@ -97,7 +97,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 	if m.Node != "" {
 		return nil
 	}
-	return g.unsettled()
+	return g.startingRun()
 }
 
 // takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
@@ -219,12 +219,12 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if unsettled := g.unsettled(); m.Node == "" && unsettled != nil && unsettled.whole() {
+		if unsettled := g.startingRun(); m.Node == "" && unsettled != nil && unsettled.whole() {
 			mgr.move(unsettled, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if unsettled := g.unsettled(); unsettled != nil && unsettled.inherited && (unsettled.whole() || unsettled.lostMembers()) {
+	if unsettled := g.startingRun(); unsettled != nil && unsettled.inherited && (unsettled.whole() || unsettled.lostMembers()) {
 		mgr.nowRuns(unsettled, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
@@ -258,7 +258,7 @@ func (r *run) lostMembers() bool {
 			return false
 		}
 	}
-	existed, last := r.counts[bound]+r.finished, r.lastBound()
+	existed, last := r.counts[bound]+r.succeededCounted, r.lastBound()
 	for _, m := range r.members {
 		switch c := r.controllers[m.Controller]; {
 		case m.counted != pending:

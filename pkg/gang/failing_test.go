@@ -13,7 +13,7 @@ import (
 
 // fits reports whether a pod would fit some node now.
 func (s *fixture) fits(pod gpu.Pod) (fits bool) {
-	s.ledger.Check(pod, s.nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	s.ledger.ForEachFit(pod, s.nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }
 
@@ -71,7 +71,7 @@ func TestPause(t *testing.T) {
 	}
 	key := s.created[0].Gang
 	shape := s.manager.Startable(key, s.now).Shape
-	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, Shape: shape}); failures != 11 {
+	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, ShapeKey: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
 }
@@ -162,7 +162,7 @@ func TestFailedGroupEntersAgain(t *testing.T) {
 func TestStopEndsTurn(t *testing.T) {
 	s := newFixture(t)
 	profile := func(name string) queue.Profile {
-		return queue.Profile{Namespace: "default", ID: name, Shape: name, Size: queue.Size{Memory: 128, Cards: 8}}
+		return queue.Profile{Namespace: "default", ID: name, ShapeKey: name, Size: queue.Size{Memory: 128, Cards: 8}}
 	}
 	s.manager.Failures.Failed(profile("failed"), s.now, s.now)
 	s.advance(5 * time.Second)

@@ -153,7 +153,7 @@ func TestGrantedAfterFailures(t *testing.T) {
 		(&turns{needed: true}).use(s)
 		s.createMany(2, "job", 2, 16, "t")
 		for _, id := range []string{"first", "second", "third"} {
-			s.manager.Failures.Failed(queue.Profile{Namespace: s.created[0].Namespace, ID: id, Shape: id}, s.now, s.now)
+			s.manager.Failures.Failed(queue.Profile{Namespace: s.created[0].Namespace, ID: id, ShapeKey: id}, s.now, s.now)
 		}
 		for i, p := range s.created {
 			if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
@@ -222,8 +222,8 @@ func TestUrgentReplacement(t *testing.T) {
 	want := func(when string, alone, urgent int) {
 		t.Helper()
 		got := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now)
-		if len(got.Alone) != alone || len(got.Broken) != urgent {
-			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(got.Alone), len(got.Broken), alone, urgent)
+		if len(got.Alone) != alone || len(got.Completing) != urgent {
+			t.Errorf("%s, %d are placed alone, of which %d are urgent; want %d and %d", when, len(got.Alone), len(got.Completing), alone, urgent)
 		}
 	}
 	s.now = s.now.Add(s.manager.Patience)

@@ -230,7 +230,7 @@ func (s *fixture) tryAll() {
 
 // fitting returns the nodes with room for a pod alone.
 func (s *fixture) fitting(p *pod) (nodes []string) {
-	s.ledger.Check(p.Pod, s.nodes, func(name string, reason reasons.Reason) {
+	s.ledger.ForEachFit(p.Pod, s.nodes, func(name string, reason reasons.Reason) {
 		if reason == reasons.Fits {
 			nodes = append(nodes, name)
 		}

@@ -115,7 +115,7 @@ type Manager struct {
 	waiting, placed runList
 	burst           freeBurst
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
-	noRoomFor map[alikeRuns]noRoom
+	noRoomFor map[roomKey]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
 	work     int
 	resumeAt *ledger.Item
@@ -132,7 +132,7 @@ type Manager struct {
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
-		noRoomFor: map[alikeRuns]noRoom{}, sets: map[uint64]*candidates{},
+		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
 }
@@ -197,7 +197,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 		m.run = nil
 	}
 	mgr.groups, mgr.waiting, mgr.placed = map[Key]*group{}, nil, nil
-	mgr.noRoomFor, mgr.resumeAt = map[alikeRuns]noRoom{}, nil
+	mgr.noRoomFor, mgr.resumeAt = map[roomKey]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }
 
@@ -234,7 +234,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if unsettled := g.unsettled(); known.Node != "" && r.phase == PhaseRunning && unsettled != nil && unsettled.plan == nil {
+	if unsettled := g.startingRun(); known.Node != "" && r.phase == PhaseRunning && unsettled != nil && unsettled.plan == nil {
 		mgr.rehome(unsettled, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(unsettled, nil, now)
 	}

@@ -20,13 +20,13 @@ type needs struct {
 	members    []*member
 	size       queue.Size
 	wholeCards bool
-	// shape is queue.Profile.Shape; empty until it is needed.
-	shape string
+	// shapeKey is queue.Profile.ShapeKey; empty until it is needed.
+	shapeKey string
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
-	// likeness is equal for runs whose requests are alike, with the same candidate nodes.
-	likeness uint64
+	// requestsKey is equal for runs whose requests are alike, with the same candidate nodes.
+	requestsKey uint64
 	// mixed is true if not all requests are alike.
 	mixed bool
 	// since is when the last of the members was created, or the oldest if members are missing; zero if there are none. All replicas and later leaders
@@ -97,8 +97,10 @@ func (r *run) completeController() (controller string, several bool) {
 // create pods at the same time, but not at once. It is also the longest burst of freed memory.
 const settle = time.Second
 
-// settled reports whether it is clear which members belong together, or no more came for some time.
-func (r *run) settled(now time.Time) bool { return !r.needed().unclear || now.Sub(r.since) >= settle }
+// membershipClear reports whether it is clear which members belong together, or no more came for some time.
+func (r *run) membershipClear(now time.Time) bool {
+	return !r.needed().unclear || now.Sub(r.since) >= settle
+}
 
 // any reports whether is returns true for one of the members.
 func (n *needs) any(is func(gpu.Pod) bool) bool {
@@ -130,10 +132,10 @@ func (mgr *Manager) build(r *run, n *needs) {
 		requirements
 		nodes uint64
 	}
-	n.requests, n.mixed, n.likeness = make([]ledger.Request, len(n.requesters)), false, 0
+	n.requests, n.mixed, n.requestsKey = make([]ledger.Request, len(n.requesters)), false, 0
 	for i, m := range n.requesters {
 		n.requests[i] = ledger.Request{Pod: m.Pod, Nodes: nodes(m).names}
-		n.likeness += maphash.Comparable(mgr.seed, onNodes{m.requirements(), nodes(m).fingerprint}) // Whatever the order of the members.
+		n.requestsKey += maphash.Comparable(mgr.seed, onNodes{m.requirements(), nodes(m).fingerprint}) // Whatever the order of the members.
 		n.mixed = n.mixed || m.requirements() != n.requesters[0].requirements() || nodes(m) != nodes(n.requesters[0])
 	}
 }
@@ -141,12 +143,12 @@ func (mgr *Manager) build(r *run, n *needs) {
 // profile returns what Failures is asked about the run.
 func (mgr *Manager) profile(r *run) queue.Profile {
 	n := r.needed()
-	if n.shape == "" {
+	if n.shapeKey == "" {
 		sum := uint64(0) // Whatever the order of the members.
 		for _, m := range n.members {
 			sum += maphash.Comparable(mgr.seed, m.requirements())
 		}
-		n.shape = strconv.FormatUint(sum, 36)
+		n.shapeKey = strconv.FormatUint(sum, 36)
 	}
-	return queue.Profile{Namespace: r.key.Namespace, ID: r.key.ItemID(), Shape: n.shape, Size: n.size, Broken: r.counts[bound] > 0}
+	return queue.Profile{Namespace: r.key.Namespace, ID: r.key.ItemID(), ShapeKey: n.shapeKey, Size: n.size, CompletesGroup: r.counts[bound] > 0}
 }

@@ -30,10 +30,10 @@ func (mgr *Manager) reorder(r *run) {
 	mgr.waiting.remove(r)
 	mgr.placed.remove(r)
 	r.item = ledger.Item{
-		ID: r.key.ItemID(), Label: "group " + r.key.String(), Broken: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
+		ID: r.key.ItemID(), Label: "group " + r.key.String(), CompletesGroup: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
 	}
 	r.failures = 0
-	if r.phase.waits() && mgr.Failures.Any(r.key.Namespace) {
+	if r.phase.isStarting() && mgr.Failures.Any(r.key.Namespace) {
 		var latest time.Time
 		r.failures, latest = mgr.Failures.Of(mgr.profile(r))
 		if latest.After(r.created) {

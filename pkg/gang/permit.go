@@ -293,7 +293,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 	switch {
 	case p.count[memberBinding] > 0:
 	case p.count[memberBound] == len(p.members):
-		mgr.finish(r, now)
+		mgr.becomeWhole(r, now)
 	case last.state >= memberBound:
 		mgr.abandonPlan(r, reasons.GroupNotBound, now)
 	case p.count[memberFailed] > 0:

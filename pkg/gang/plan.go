@@ -94,7 +94,7 @@ func (r *run) mayDisplace() bool { return r.failures == 0 }
 // takesFrom reports whether r may end the plan of another run to get its memory. A broken run ends none that is older than the break: runs that
 // break again and again must not keep others from running.
 func (r *run) takesFrom(o *run) bool {
-	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.Broken || !o.plan.made.Before(r.brokeAt))
+	return r.mayDisplace() && r.item.Before(&o.item) && (!r.item.CompletesGroup || !o.plan.made.Before(r.brokeAt))
 }
 
 // beginPlan makes the plan of a run for whose members the places are reserved.

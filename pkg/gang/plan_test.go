@@ -218,7 +218,7 @@ func TestLikeGroupsElsewhere(t *testing.T) {
 	if got := s.manager.Phases(); got[PhasePending] != 2 || got[PhasePlanned] != 1 {
 		t.Errorf("%v; want the second planned, and the others pending", got)
 	}
-	if items := s.manager.Waiting(s.now); len(items) != 2 || items[0].Like == items[1].Like {
+	if items := s.manager.Waiting(s.now); len(items) != 2 || items[0].RoomKey == items[1].RoomKey {
 		t.Errorf("%d items, want two that aren't alike", len(items))
 	}
 }

@@ -103,7 +103,7 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 			mgr.rehome(r, now)
 		}
 	case r.whole():
-		mgr.finish(r, now)
+		mgr.becomeWhole(r, now)
 	case r.phase == PhaseBinding:
 		mgr.bindSeen(r, m, now)
 	case r.plan != nil:
@@ -141,8 +141,8 @@ func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	}
 }
 
-// finish moves a run to running: all members are bound.
-func (mgr *Manager) finish(r *run, now time.Time) {
+// becomeWhole moves a run to running: all members are bound.
+func (mgr *Manager) becomeWhole(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.Failures.Arrived(p.profile)
 		if p.isOpen() && p.last.state == memberHeld {

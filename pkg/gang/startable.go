@@ -11,13 +11,13 @@ import (
 
 // Startable are the unbound members of a group that may be placed.
 type Startable struct {
-	// Together are those that must be bound together; none if too few exist. Shape is queue.Profile.Shape of these, of several runs the first one's.
+	// Together are those that must be bound together; none if too few exist. Shape is queue.Profile.ShapeKey of these, of several runs the first one's.
 	Together []gpu.PodUID
 	Shape    string
-	// Alone are those that are placed like single pods, because their run is running. Broken are those of them that a run needs of which others run.
+	// Alone are those that are placed like single pods, because their run is running. Completing are those of them that a run needs of which others run.
 	// They come first in the queue, with fair sharing before other pods of their tenant, unless a member of the run was bound less than the patience
 	// ago: a run that breaks again and again must not take all turns.
-	Alone, Broken []gpu.PodUID
+	Alone, Completing []gpu.PodUID
 }
 
 // Startable returns the startable members of the group; none while this process doesn't lead.
@@ -38,11 +38,11 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 			for i, m := range r.sorted((*member).awaitsBind) {
 				s.Alone = append(s.Alone, m.UID)
 				if i < lacks {
-					s.Broken = append(s.Broken, m.UID)
+					s.Completing = append(s.Completing, m.UID)
 				}
 			}
-		case r.phase != PhaseEvicting && r.enough() && r.settled(now):
-			s.Shape = cmp.Or(s.Shape, mgr.profile(r).Shape)
+		case r.phase != PhaseEvicting && r.enough() && r.membershipClear(now):
+			s.Shape = cmp.Or(s.Shape, mgr.profile(r).ShapeKey)
 			for _, m := range r.needed().members {
 				s.Together = append(s.Together, m.UID)
 			}
@@ -64,7 +64,7 @@ func (mgr *Manager) Surplus(key Key) (surplus []gpu.PodUID) {
 	for _, r := range g.runs {
 		n := r.counts[bound]
 		if !mgr.placesAlone(key) && len(r.sizes) > 0 {
-			n += r.finished - slices.Min(slices.Collect(maps.Keys(r.sizes)))
+			n += r.succeededCounted - slices.Min(slices.Collect(maps.Keys(r.sizes)))
 		}
 		if r.phase != PhaseRunning || n <= 0 {
 			continue

@@ -53,7 +53,7 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 	if mgr.IllegalMove != nil && !slices.Contains(transitions[r.phase], to) {
 		mgr.IllegalMove(fmt.Sprintf("a run that is %v becomes %v", r.phase, to))
 	}
-	if r.phase.waits() != to.waits() || to == PhaseIncomplete {
+	if r.phase.isStarting() != to.isStarting() || to == PhaseIncomplete {
 		r.since = now
 	}
 	if to == PhaseBroken && r.phase != PhasePlanned {
@@ -63,8 +63,10 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 	mgr.reorder(r)
 }
 
-// waits reports whether enough members exist in this phase and are not all bound.
-func (p Phase) waits() bool { return p != PhaseIncomplete && p != PhaseRunning && p != PhaseEvicting }
+// isStarting reports whether enough members exist in this phase and are not all bound.
+func (p Phase) isStarting() bool {
+	return p != PhaseIncomplete && p != PhaseRunning && p != PhaseEvicting
+}
 
 // shownPhase returns the phase as users see it.
 func (r *run) shownPhase() Phase {

@@ -14,8 +14,8 @@ type tally struct {
 	priorities map[int32]int
 	// controllers holds the controllers of all members, and those of former members whose pods the run accepts.
 	controllers map[string]*controllerTally
-	// finished counts the members that have succeeded, and whose controller also has a pending or bound member.
-	finished int
+	// succeededCounted counts the members that have succeeded, and whose controller also has a pending or bound member.
+	succeededCounted int
 	// marked counts the members that mark the run as whole.
 	marked int
 }
@@ -49,7 +49,7 @@ func (t *tally) add(m *member, n int) {
 		c = &controllerTally{}
 		t.controllers[m.Controller] = c
 	}
-	t.finished -= c.finished(m.Controller)
+	t.succeededCounted -= c.countSucceeded(m.Controller)
 	switch what {
 	case pending, bound:
 		addTo(t.priorities, m.Priority, n)
@@ -61,7 +61,7 @@ func (t *tally) add(m *member, n int) {
 		c.succeeded += n
 		c.continues = true
 	}
-	t.finished += c.finished(m.Controller)
+	t.succeededCounted += c.countSucceeded(m.Controller)
 	c.accepted = c.accepted || m.Node != "" && n > 0
 	if *c == (controllerTally{}) {
 		delete(t.controllers, m.Controller)
@@ -98,9 +98,9 @@ func (t *tally) acceptSurplus() {
 	}
 }
 
-// finished counts the succeeded members that count as members of the present run. Pods without a controller aren't
+// countSucceeded counts the succeeded members that count as members of the present run. Pods without a controller aren't
 // related to each other.
-func (c *controllerTally) finished(controller string) int {
+func (c *controllerTally) countSucceeded(controller string) int {
 	if controller == "" || c.active == 0 {
 		return 0
 	}
@@ -126,13 +126,13 @@ func (t *tally) size() int {
 }
 
 // existing counts the members that are pending or bound, and the finished ones that count.
-func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.finished }
+func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.succeededCounted }
 
 // unbound counts the members that could be bound.
 func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
 
 // lacking is how many pending members must be bound together.
-func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.finished }
+func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.succeededCounted }
 
 // enough reports whether the members that must be bound together exist.
 func (t *tally) enough() bool {

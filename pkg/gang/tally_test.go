@@ -48,7 +48,7 @@ func recount(members map[int]*member) map[string]any {
 
 func (t *tally) summary() map[string]any {
 	return map[string]any{
-		"counts": t.counts, "size": t.size(), "finished": t.finished, "marked": t.marked, "priority": t.priority(), "whole": t.whole(),
+		"counts": t.counts, "size": t.size(), "finished": t.succeededCounted, "marked": t.marked, "priority": t.priority(), "whole": t.whole(),
 	}
 }
 

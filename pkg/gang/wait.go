@@ -82,7 +82,7 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 		return false
 	}
 	mgr.build(r, n)
-	granted, alike := mgr.grantedPlaces(n), alikeRuns{n.likeness, r.item.Priority, r.mayDisplace()}
+	granted, alike := mgr.grantedPlaces(n), roomKey{n.requestsKey, r.item.Priority, r.mayDisplace()}
 	// Only r can use these places, or the memory of its awaited reservation.
 	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.HasAwaited(n.requests[0].Pod.UID)
 
@@ -126,7 +126,7 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 		}
 	}
 	switch {
-	case !r.settled(now): // Others of its members keep this message until they are tried again, so it must stay true.
+	case !r.membershipClear(now): // Others of its members keep this message until they are tried again, so it must stay true.
 		return reasons.GroupUnclear
 	case n.any(mgr.AwaitsTurn):
 		return reasons.GroupAwaitsTurn
@@ -147,7 +147,7 @@ func (r *run) triedByTick() bool { return len(r.offers) > 0 && !r.key.Native }
 func (mgr *Manager) planWaiting(now time.Time) {
 	freed := mgr.freed.Load()
 	over := mgr.burst.observe(freed, now)
-	maps.DeleteFunc(mgr.noRoomFor, func(_ alikeRuns, last noRoom) bool { return !last.isValid(freed, now) })
+	maps.DeleteFunc(mgr.noRoomFor, func(_ roomKey, last noRoom) bool { return !last.isValid(freed, now) })
 	mgr.work = 0
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
@@ -220,12 +220,12 @@ func (n *noRoom) isValid(freed uint64, now time.Time) bool {
 	return ago < quietPeriod || n.freed == freed && ago < noRoomMax
 }
 
-// alikeRuns identifies the runs of one likeness and priority that may take memory from others (displaces is true), or may not: if one of them has no
+// roomKey identifies the runs of one requestsKey and priority that may take memory from others (displaces is true), or may not: if one of them has no
 // room, those behind it have none.
-type alikeRuns struct {
-	likeness  uint64
-	priority  int32
-	displaces bool
+type roomKey struct {
+	requestsKey uint64
+	priority    int32
+	displaces   bool
 }
 
 // Waiting returns the runs that have no plan although only memory or other resources seem to be missing, as items of the queue. Those that
@@ -239,10 +239,10 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		}
 		like := r.item.ID
 		if n := r.needed(); n.requests != nil {
-			like = strconv.FormatUint(n.likeness, 36) + " " + strconv.Itoa(int(r.item.Priority))
+			like = strconv.FormatUint(n.requestsKey, 36) + " " + strconv.Itoa(int(r.item.Priority))
 		}
 		items = append(items, queue.Item{
-			Item: r.item, Like: like, Profile: mgr.profile(r),
+			Item: r.item, RoomKey: like, Profile: mgr.profile(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}
@@ -324,7 +324,7 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 		if r.size() == 0 {
 			return r.disagree()
 		}
-		return reasons.GroupBroken(r.counts[bound]+r.finished, r.size()).Because(r.waitsFor)
+		return reasons.GroupBroken(r.counts[bound]+r.succeededCounted, r.size()).Because(r.waitsFor)
 	case PhaseEvicting:
 		return reasons.GroupEvicting
 	}

@@ -182,7 +182,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		nodes.SetPod(&info.PodUse)
 		pod := dispatch.Pod{
 			Pod: info.Pod, Created: object.CreationTimestamp.Time, Node: info.Node, Ended: info.Ended, Gated: info.Gated, Constraints: info.Constraints,
-			GatedOtherwise: info.GatedOtherwise || info.RequestError != "", // A pod that no node can give what it asks for gets no turn.
+			GatedOtherwise: info.GatedOtherwise, Invalid: info.RequestError != "",
 		}
 		if protocol.InGroup(object) && !settings.WithoutGroups {
 			pod.Group, members = info.Member.Gang, append(members, *info.Member)
@@ -192,13 +192,13 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			// What else keeps it pending? That no scheduler has tried it says nothing.
 			ungated.Spec.SchedulingGates, ungated.CreationTimestamp = nil, metav1.Time{}
 			pending[pod.UID] = diagnosis.NewPod(&ungated)
-			pod.Likeness = unique.Make(fmt.Sprint(pod.Demand(), " ", pod.Constraints.Value()))
+			pod.RoomKey = unique.Make(fmt.Sprint(pod.Demand(), " ", pod.Constraints.Value()))
 		}
 		pods = append(pods, pod)
 	}
 	diagnoser := diagnosis.FromObjects(objects.Nodes, objects.Pods, now)
 	options := dispatch.Options{
-		Ledger: ledger, Groups: gang.NewSnapshot(members, now), Exempt: dispatch.NewExempt(settings.PriorityCutoff),
+		Ledger: ledger, Groups: gang.NewSnapshot(members, now), TurnRules: dispatch.NewTurnRules(settings.PriorityCutoff),
 		Nodes: nodes,
 	}
 	out.Total = int64(ledger.Memory())

@@ -34,7 +34,7 @@ func TestAwaitedReservationFits(t *testing.T) {
 	expect(t, "a card of which half is free is reserved", true, f.await(requests(nodes, 16), 0, longAgo))
 	expect(t, "the small pod", []reasons.Reason{reasons.Reserved}, f.check(small[0].Pod, nodes...))
 	f.takeFreed()
-	expect(t, "it gets a reservation", true, f.Await(ledger.Item{ID: "small", Broken: true}, small, longAgo))
+	expect(t, "it gets a reservation", true, f.Await(ledger.Item{ID: "small", CompletesGroup: true}, small, longAgo))
 	expect(t, "the small pod, then", []reasons.Reason{reasons.Fits}, f.check(small[0].Pod, nodes...))
 	expect(t, "freed", []string{"n1"}, f.takeFreed())
 }
@@ -48,7 +48,7 @@ func TestAwaitedReservation(t *testing.T) {
 	finds := func(what string, pod gpu.Pod, want ...string) {
 		t.Helper()
 		var got []string
-		f.Check(pod, nodes, func(name string, reason reasons.Reason) {
+		f.ForEachFit(pod, nodes, func(name string, reason reasons.Reason) {
 			if reason == reasons.Fits {
 				got = append(got, name)
 			}
@@ -113,7 +113,7 @@ func TestAwaitedReservationReason(t *testing.T) {
 			if f.End(ledger.Nominated, "nominee"); tc.nominee > 0 {
 				f.Nominate("n1", pod("nominee", tc.nominee, 5))
 			}
-			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "ForEachFit", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
 			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
 			_, reason := f.Availability("n1", tc.pod, nil)
 			expect(t, "Availability", tc.want, reason)
@@ -137,7 +137,7 @@ func TestAwaitedBehindPlace(t *testing.T) {
 		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
 		"reclaimed": func(f *fixture) {
 			places := []ledger.Place{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}
-			f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: places})
+			f.AddReservation("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: places})
 		},
 	}
 	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
@@ -159,7 +159,7 @@ func TestAwaitedBehindUnit(t *testing.T) {
 	f.bind("n1", 0, pod("v1", 16))
 	f.bind("n2", 0, pod("v2", 16))
 	p1, p2 := pod("p1", 16, 5), pod("p2", 16, 5)
-	f.Hold("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
+	f.AddReservation("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
 		{Pod: p1, Node: "n1", On: gpu.On(0, 16)}, {Pod: p2, Node: "n2", On: gpu.On(0, 16)},
 	}})
 	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))

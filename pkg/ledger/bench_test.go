@@ -62,19 +62,19 @@ func cpuTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-func TestCheckAllocations(t *testing.T) {
+func TestForEachFitAllocations(t *testing.T) {
 	f := newFixture(t, spec(16, 16), spec(16))
 	names := []string{"n1", "n2", "unknown"}
-	if n := testing.AllocsPerRun(10, func() { f.Check(pod("asking", 1), names, func(string, reasons.Reason) {}) }); n != 0 {
-		t.Errorf("Check makes %v allocations", n)
+	if n := testing.AllocsPerRun(10, func() { f.ForEachFit(pod("asking", 1), names, func(string, reasons.Reason) {}) }); n != 0 {
+		t.Errorf("ForEachFit makes %v allocations", n)
 	}
 }
 
-func BenchmarkCheck(b *testing.B) {
+func BenchmarkForEachFit(b *testing.B) {
 	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
 		fitting := 0
 		for b.Loop() {
-			l.Check(pod("asking", 1500), names, func(_ string, reason reasons.Reason) {
+			l.ForEachFit(pod("asking", 1500), names, func(_ string, reason reasons.Reason) {
 				if reason == reasons.Fits {
 					fitting++
 				}
@@ -233,12 +233,12 @@ func BenchmarkSetBound(b *testing.B) {
 	}, 1)
 }
 
-func BenchmarkCheckBesideBinds(b *testing.B) {
+func BenchmarkForEachFitBesideBinds(b *testing.B) {
 	benchmark(b, func(b *testing.B, l *ledger.Ledger, names []string) {
 		node := 0
 		besides(func() { reserveAndRelease(b, l, names[node%len(names)]); node++ }, func() {
 			for b.Loop() {
-				l.Check(pod("checked", 1500), names, func(string, reasons.Reason) {})
+				l.ForEachFit(pod("checked", 1500), names, func(string, reasons.Reason) {})
 			}
 		})
 	}, 1000)
@@ -308,8 +308,8 @@ func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, reques
 
 // BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. longest-reserve-ns is how long a reservation
 // and its end took at most meanwhile. NominateAll and ReserveAll are measured elsewhere. cpu-ns/op is the processor time of a call, with that of the
-// reservations beside it. Await, Hold and End change all shares of a reservation while the lock is held once, so that no other pod gets what would be
-// free between two parts: those of 1,000 pods in "Await on its shortlist", 10,000 in Hold.
+// reservations beside it. Await, AddReservation and End change all shares of a reservation while the lock is held once, so that no other pod gets what would be
+// free between two parts: those of 1,000 pods in "Await on its shortlist", 10,000 in AddReservation.
 func BenchmarkLock(b *testing.B) {
 	const nodes, podsPerNode = 10_000, 10
 	f, names := newFixture(b), make([]string, nodes)
@@ -336,9 +336,9 @@ func BenchmarkLock(b *testing.B) {
 	}
 	reserved := held(places, 0)
 	for name, call := range map[string]func(){
-		"Check":    func() { f.Check(asking, names, ignore) },
-		"AnyFit":   func() { f.AnyFit(full) },
-		"FirstFit": func() { f.FirstFit(full, names) },
+		"ForEachFit": func() { f.ForEachFit(asking, names, ignore) },
+		"AnyFit":     func() { f.AnyFit(full) },
+		"FirstFit":   func() { f.FirstFit(full, names) },
 		"Rank": func() {
 			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
 		},
@@ -353,7 +353,7 @@ func BenchmarkLock(b *testing.B) {
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":            func() { f.AwaitedIdle() },
 		"End of Await":           func() { f.Await(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
-		"Hold":                   func() { f.Hold("held", reserved[0]) },
+		"Hold":                   func() { f.AddReservation("held", reserved[0]) },
 		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },
 		"AddTentative":           func() { f.AddTentative(asking, names[:100], at) },
 		"Move":                   func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
@@ -367,7 +367,7 @@ func BenchmarkLock(b *testing.B) {
 					case "Hold":
 						f.End(ledger.Reclaimed, "held")
 					case "End of Hold":
-						f.Hold("held", reserved[0])
+						f.AddReservation("held", reserved[0])
 					}
 					before := cpuTime()
 					b.StartTimer()

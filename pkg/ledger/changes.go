@@ -15,15 +15,15 @@ type Changes struct {
 // ChangesSince returns what changed after the revision, which an earlier call returned; zero returns everything. It is
 // cheap if nothing changed.
 func (l *Ledger) ChangesSince(revision uint64) Changes {
-	out, names := l.changed(revision)
+	out, names := l.changedSince(revision)
 	slices.Sort(names)
 	// A change from here on has a later revision, so the next call returns it again.
 	out.Nodes = l.read(names)
 	return out
 }
 
-// changed returns the changes without Nodes, and the names of these nodes.
-func (l *Ledger) changed(revision uint64) (out Changes, names []string) {
+// changedSince returns the changes without Nodes, and the names of these nodes.
+func (l *Ledger) changedSince(revision uint64) (out Changes, names []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	out = Changes{Revision: l.revision, Full: revision == 0 || revision < l.forgotten}

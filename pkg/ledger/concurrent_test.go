@@ -145,7 +145,7 @@ func TestConcurrentOperations(t *testing.T) {
 					l.SetNode(node, specs[random.IntN(len(specs))])
 				case 8:
 					l.DeleteNode(node)
-					l.Check(p, nodes, func(string, reasons.Reason) {})
+					l.ForEachFit(p, nodes, func(string, reasons.Reason) {})
 					l.AddTentative(p, nodes[:1], at)
 					l.Rank(tentative, p, nodes, func(int, placement.Suitability, reasons.Reason) {})
 				case 9:

@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// TestRankKeptCosts changes nodes of many sorts at random. Rank returns the same with the costs that are kept as with new ones, and the reasons of Check.
+// TestRankKeptCosts changes nodes of many sorts at random. Rank returns the same with the costs that are kept as with new ones, and the reasons of ForEachFit.
 func TestRankKeptCosts(t *testing.T) {
 	odd := spec(16, 16)
 	odd.Support = placement.Support{Cores: reasons.OldForCores, SeveralCards: reasons.OldForCards, SharedMemory: reasons.NoOwnSharedMemory}
@@ -38,7 +38,7 @@ func TestRankKeptCosts(t *testing.T) {
 						fitting++
 					}
 					if view.TentativeAt.IsZero() && reason != want[i].Reason {
-						t.Errorf("seed %d, %v: Check %v, Rank %v for %s", seed, p, reason, want[i].Reason, s.names[i])
+						t.Errorf("seed %d, %v: ForEachFit %v, Rank %v for %s", seed, p, reason, want[i].Reason, s.names[i])
 					}
 				}
 				if t.Failed() {
@@ -102,7 +102,7 @@ func (s *costScene) changeAny(spec ledger.NodeSpec) {
 	case 8:
 		s.Await(testItem, []ledger.Request{{Pod: p, Nodes: s.names}}, longAgo)
 	case 9:
-		s.Hold(string(p.UID), ledger.Reservation{Source: ledger.Reclaimed, Priority: 1, Places: []ledger.Place{{Pod: p, Node: name, On: gpu.On(0, p.Request)}}})
+		s.AddReservation(string(p.UID), ledger.Reservation{Source: ledger.Reclaimed, Priority: 1, Places: []ledger.Place{{Pod: p, Node: name, On: gpu.On(0, p.Request)}}})
 	case 10:
 		p.Cores, p.Containers = gpu.Cores(s.random.IntN(100)), 2
 		s.SetBound(name, p, nil, at)

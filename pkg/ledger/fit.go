@@ -36,9 +36,9 @@ func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
 	return asker{pod, pod.Demand(), l.reservations.of(pod.UID), unseen}
 }
 
-// Check calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
+// ForEachFit calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
 // changes nothing. visit runs under the lock and must not call the ledger.
-func (l *Ledger) Check(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
+func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	home, allocated := l.nodeOf[pod.UID]
@@ -107,7 +107,7 @@ type View struct {
 	Unseen map[string]bool
 }
 
-// Rank is Check with each node's suitability; i is the position of the node in names. A node on which the pod has an
+// Rank is ForEachFit with each node's suitability; i is the position of the node in names. A node on which the pod has an
 // allocation gets the best suitability. Rank reports whether it counted tentative placements.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()

@@ -139,7 +139,7 @@ func (f *fixture) hold(places []heldPlace, priority int32) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.held)) {
 		if _, known := former[id]; !known {
-			f.Hold(id, f.held[id])
+			f.AddReservation(id, f.held[id])
 		}
 	}
 }
@@ -158,7 +158,7 @@ func held(places []heldPlace, priority int32) (out []ledger.Reservation) {
 
 // check returns the reason of each node for the pod.
 func (f *fixture) check(pod gpu.Pod, names ...string) (results []reasons.Reason) {
-	f.Check(pod, names, func(_ string, reason reasons.Reason) { results = append(results, reason) })
+	f.ForEachFit(pod, names, func(_ string, reason reasons.Reason) { results = append(results, reason) })
 	return results
 }
 

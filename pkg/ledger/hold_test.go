@@ -79,7 +79,7 @@ func TestReservedOnForgets(t *testing.T) {
 func TestTwoHoldsOfOnePod(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))
 	for i, id := range []string{"first", "second"} {
-		f.Hold(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
+		f.AddReservation(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
 	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.CountedOn("n1", true))
@@ -92,7 +92,7 @@ func TestTwoHoldsOfOnePod(t *testing.T) {
 func TestTwoHoldsOnOneNode(t *testing.T) {
 	f := newFixture(t, spec(16))
 	for _, id := range []string{"first", "second"} {
-		f.Hold(id, held([]heldPlace{{"a", "n1", gpu.On(0, 8), 1}}, 5)[0])
+		f.AddReservation(id, held([]heldPlace{{"a", "n1", gpu.On(0, 8), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
 	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.CountedOn("n1", true))
@@ -109,7 +109,7 @@ func TestLargeReservations(t *testing.T) {
 		f.SetNode(names[i], spec(16))
 	}
 	fitting := func() (n int) {
-		f.Check(pod("x", 16), names, func(_ string, reason reasons.Reason) {
+		f.ForEachFit(pod("x", 16), names, func(_ string, reason reasons.Reason) {
 			if reason == reasons.Fits {
 				n++
 			}
@@ -121,7 +121,7 @@ func TestLargeReservations(t *testing.T) {
 		places[i] = heldPlace{gpu.PodUID(fmt.Sprint("held-", i)), names[i%2], gpu.On(0, 1), 1}
 	}
 	f.takeFreed()
-	f.Hold("unit", held(places, 5)[0])
+	f.AddReservation("unit", held(places, 5)[0])
 	expect(t, "fitting nodes beside 3,000 shares on two of them", len(names)-2, fitting())
 	f.End(ledger.Reclaimed, "unit")
 	expect(t, "fitting nodes after the end", len(names), fitting())

@@ -106,8 +106,8 @@ func TestHoldEnded(t *testing.T) {
 	}
 	for range 20 {
 		var holding sync.WaitGroup
-		holding.Go(func() { f.Hold("unit", held(shares, 5)[0]) })
-		for len(f.CountedOn("n1", true)) == 0 { // Until Hold has begun.
+		holding.Go(func() { f.AddReservation("unit", held(shares, 5)[0]) })
+		for len(f.CountedOn("n1", true)) == 0 { // Until AddReservation has begun.
 			runtime.Gosched()
 		}
 		f.End(ledger.Reclaimed, "unit")

@@ -99,7 +99,7 @@ type Node struct {
 }
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The caller's code runs under it only in the visit
-// functions of Check and Rank, in a Capacity, and in Resources.
+// functions of ForEachFit and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
 	// resources is nil if only GPU memory counts, turns if fair sharing is off.
@@ -201,7 +201,7 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 // card of the pod's former allocation on this node, or else on the card on which the node is likely to place the pod. SetBound of what the ledger
 // has already changes no node.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
-	if l.hasBound(name, pod, where, assumed) {
+	if l.confirmBound(name, pod, where, assumed) {
 		return
 	}
 	l.edit(func(e *edit) {
@@ -224,8 +224,8 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 	})
 }
 
-// hasBound reports whether the ledger has this bound allocation, as after most events of the watch. Then it ends what ends with a bind.
-func (l *Ledger) hasBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) bool {
+// confirmBound reports whether the ledger has this bound allocation, as after most events of the watch. Then it ends what ends with a bind.
+func (l *Ledger) confirmBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.allocation(pod.UID)
@@ -422,8 +422,8 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 // edit is a change of nodes in one step. The ledger's lock is held throughout.
 type edit struct {
 	*Ledger
-	// changed are the nodes that have changed.
-	changed map[*node]former
+	// formers are the nodes that have changed.
+	formers map[*node]former
 	// freed are nodes on which reservations don't count any more, because their pods got allocations.
 	freed []string
 }
@@ -443,7 +443,7 @@ func (l *Ledger) edit(what func(e *edit)) {
 	})
 }
 
-func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, changed: map[*node]former{}} }
+func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, formers: map[*node]former{}} }
 
 // alter changes a node, which it adds if there is none of the name, and recounts it.
 func (e *edit) alter(name string, how func(*node)) *node {
@@ -451,7 +451,7 @@ func (e *edit) alter(name string, how func(*node)) *node {
 	if !known {
 		n = e.addNode(name)
 	}
-	e.changes(n, !known)
+	e.remember(n, !known)
 	how(n)
 	n.recount()
 	if n.leaving > 0 {
@@ -463,10 +463,10 @@ func (e *edit) alter(name string, how func(*node)) *node {
 	return n
 }
 
-// changes records what the node is before its first change.
-func (e *edit) changes(n *node, added bool) {
-	if _, changed := e.changed[n]; !changed {
-		e.changed[n] = former{n.snapshot(), added}
+// remember records what the node is before its first change.
+func (e *edit) remember(n *node, added bool) {
+	if _, changed := e.formers[n]; !changed {
+		e.formers[n] = former{n.snapshot(), added}
 	}
 }
 
@@ -485,7 +485,7 @@ func (e *edit) drop(uid gpu.PodUID) {
 
 // end removes the nodes that have neither an object nor allocations any more. It returns the nodes on which pods may fit that didn't fit before.
 func (e *edit) end() []string {
-	for n, former := range e.changed {
+	for n, former := range e.formers {
 		if n.roomierThan(former.nodeSnapshot) {
 			e.freed = append(e.freed, n.name)
 		}

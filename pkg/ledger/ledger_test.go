@@ -13,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/test/check"
 )
 
-// What Reserve, Release, Remove, SetBound, SetNode, DeleteNode, Check and the readers do is defined by the model of
+// What Reserve, Release, Remove, SetBound, SetNode, DeleteNode, ForEachFit and the readers do is defined by the model of
 // TestSimulation. The tests here show what the model doesn't have.
 
 func TestNoRoomError(t *testing.T) {

@@ -78,7 +78,7 @@ func TestNomination(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, spec(16, 16))
 			tc.before(f)
-			expect(t, "Check", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
+			expect(t, "ForEachFit", []reasons.Reason{tc.want}, f.check(tc.pod, "n1"))
 			expect(t, "Rank", []reasons.Reason{tc.want}, f.rank(binpack, tc.pod, "n1"))
 			n, _ := f.Node("n1")
 			available, reason := f.Availability("n1", tc.pod, nil)

@@ -143,7 +143,7 @@ func (s Source) counted() bool { return s == Planned || s == Granted || s == Rec
 func (l *Ledger) count(source Source, place *Place) {
 	if source.counted() {
 		l.reservations.counted.add(place.Node, countedPod{place.Pod.UID, source})
-		l.setPlanned(place.Node, true)
+		l.setCounted(place.Node, true)
 	}
 }
 
@@ -151,11 +151,11 @@ func (l *Ledger) count(source Source, place *Place) {
 func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool) {
 	if source.counted() {
 		any := l.reservations.counted.remove(name, func(pod countedPod) bool { return pod.source == source && ends(pod.uid) })
-		l.setPlanned(name, any)
+		l.setCounted(name, any)
 	}
 }
 
-func (l *Ledger) setPlanned(name string, planned bool) {
+func (l *Ledger) setCounted(name string, planned bool) {
 	if n := l.nodes[name]; n != nil {
 		n.hasCounted = planned
 	}

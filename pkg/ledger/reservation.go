@@ -54,7 +54,7 @@ const (
 	// The sources of awaited reservations. End ends them.
 
 	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
-	Reclaimed // Reclaim, which frees memory for a unit. Hold makes it, with Victims.
+	Reclaimed // Reclaim, which frees memory for a unit. AddReservation makes it, with Victims.
 	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
 	sources
 )
@@ -107,8 +107,8 @@ func (r reservedPlace) compare(o reservedPlace) int {
 	return cmp.Or(cmp.Compare(o.Priority, r.Priority), cmp.Compare(o.Pod.Request, r.Pod.Request), cmp.Compare(r.Pod.UID, o.Pod.UID))
 }
 
-// Hold makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
-func (l *Ledger) Hold(id string, r Reservation) {
+// AddReservation makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
+func (l *Ledger) AddReservation(id string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	made := l.addReservation(id, r)

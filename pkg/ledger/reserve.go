@@ -286,7 +286,7 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 		return false
 	}
 	t.freed = append(t.freed, t.nodesReservedFor(pod.UID)...)
-	t.changes(n, false)
+	t.remember(n, false)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true

@@ -737,7 +737,7 @@ func (s *simulation) pod(name string) gpu.Pod {
 }
 
 // TestSimulation compares the ledger with the model after each of many random operations: results, nodes, calls of freed,
-// the reasons of Check and Rank, Lookup, and the copy of a reader that follows the changes. It has no cluster: the simulation of one, in package
+// the reasons of ForEachFit and Rank, Lookup, and the copy of a reader that follows the changes. It has no cluster: the simulation of one, in package
 // scheduling, trusts the ledger in what fits.
 func TestSimulation(t *testing.T) {
 	seeds, steps := uint64(60), 200

@@ -13,11 +13,11 @@ type Profile struct {
 	Namespace string
 	// ID identifies the item in its namespace.
 	ID string
-	// Shape is equal for items that ask for the same and can use the same nodes.
-	Shape string
-	Size  Size
-	// Broken is ledger.Item.Broken.
-	Broken bool
+	// ShapeKey is equal for items that ask for the same and can use the same nodes.
+	ShapeKey string
+	Size     Size
+	// CompletesGroup is ledger.Item.CompletesGroup.
+	CompletesGroup bool
 }
 
 // Size is how much an item asks for. Of whole cards, it has only the number.
@@ -57,7 +57,7 @@ type Failures struct {
 }
 
 // reservedItem is an item that has an awaited reservation.
-type reservedItem struct{ id, shape string }
+type reservedItem struct{ id, shapeKey string }
 
 // namespaceFailures are the failures of a namespace.
 type namespaceFailures struct {
@@ -100,7 +100,7 @@ func (r *row) add(placed, now time.Time) {
 
 // oneAtATime reports whether the item is one of those that are placed one at a time.
 func (f *Failures) oneAtATime(n *namespaceFailures, i Profile) bool {
-	return n != nil && n.row.count > 0 && !i.Broken && !f.hasReservation(i) && !n.proven.covers(i.Size)
+	return n != nil && n.row.count > 0 && !i.CompletesGroup && !f.hasReservation(i) && !n.proven.covers(i.Size)
 }
 
 // hasReservation reports whether the item is the one of its namespace in reserved.
@@ -127,7 +127,7 @@ func (f *Failures) Wait(i Profile, now time.Time) (until time.Time, behind bool)
 	if n == nil {
 		return time.Time{}, false
 	}
-	shape := n.shapes[i.Shape]
+	shape := n.shapes[i.ShapeKey]
 	if shape != nil {
 		until, shape.waited = shape.until, now
 	}
@@ -151,8 +151,8 @@ func (f *Failures) Wait(i Profile, now time.Time) (until time.Time, behind bool)
 func (f *Failures) Of(i Profile) (failures int, latest time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
-		return n.shapes[i.Shape].count, n.shapes[i.Shape].began()
+	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.ShapeKey] != nil {
+		return n.shapes[i.ShapeKey].count, n.shapes[i.ShapeKey].began()
 	}
 	return 0, time.Time{}
 }
@@ -171,14 +171,14 @@ func (f *Failures) Placed(i Profile) {
 func (f *Failures) Reserved(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.Shape] != nil {
+	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.ShapeKey] != nil {
 		return
 	}
 	if _, other := f.reserved[i.Namespace]; !other {
 		if f.reserved == nil {
 			f.reserved = map[string]reservedItem{}
 		}
-		f.reserved[i.Namespace] = reservedItem{i.ID, i.Shape}
+		f.reserved[i.Namespace] = reservedItem{i.ID, i.ShapeKey}
 	}
 }
 
@@ -208,7 +208,7 @@ func (f *Failures) Arrived(i Profile) {
 	if n == nil {
 		return
 	}
-	delete(n.shapes, i.Shape)
+	delete(n.shapes, i.ShapeKey)
 	if n.placed == i.ID {
 		n.placed = ""
 	}
@@ -243,13 +243,13 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	if n.placed == i.ID {
 		n.placed = ""
 	}
-	if a, ok := f.reserved[i.Namespace]; ok && (a.id == i.ID || a.shape == i.Shape) {
+	if a, ok := f.reserved[i.Namespace]; ok && (a.id == i.ID || a.shapeKey == i.ShapeKey) {
 		delete(f.reserved, i.Namespace)
 	}
-	if n.shapes[i.Shape] == nil {
-		n.shapes[i.Shape] = &row{}
+	if n.shapes[i.ShapeKey] == nil {
+		n.shapes[i.ShapeKey] = &row{}
 	}
-	n.shapes[i.Shape].add(placed, now)
+	n.shapes[i.ShapeKey].add(placed, now)
 }
 
 // forget drops failures that are too old.
@@ -290,7 +290,7 @@ func (f *Failures) Forgive(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil {
-		delete(n.shapes, i.Shape)
+		delete(n.shapes, i.ShapeKey)
 	}
 }
 

@@ -24,7 +24,7 @@ func newScene(t *testing.T) *scene { return &scene{T: t, now: begin} }
 
 // item returns an item of one card.
 func item(id, shape string, memory gpu.Memory) Profile {
-	return Profile{Namespace: "a", ID: id, Shape: shape, Size: Size{memory, 1}}
+	return Profile{Namespace: "a", ID: id, ShapeKey: shape, Size: Size{memory, 1}}
 }
 
 // await waits until the item may be placed, and returns for how long.
@@ -58,7 +58,7 @@ func TestPauses(t *testing.T) {
 	var got []time.Duration
 	for n := range 13 {
 		i := item(fmt.Sprint("run-", n), "shape", 8)
-		i.Broken = true // So it waits for no turn.
+		i.CompletesGroup = true // So it waits for no turn.
 		got = append(got, s.fail(i))
 	}
 	if got, want := fmt.Sprint(got), "[0s 1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
@@ -124,8 +124,8 @@ func TestFailures(t *testing.T) {
 		"the same item":                                {func(s *scene) { s.fail(large) }, large, turn},
 		"another shape":                                {func(s *scene) { s.fail(large) }, small, others},
 		"another namespace":                            {func(s *scene) { s.fail(large) }, other, free},
-		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", Shape: "x", Broken: true}, free},
-		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", Shape: "large", Broken: true}, paused},
+		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", ShapeKey: "x", CompletesGroup: true}, free},
+		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", ShapeKey: "large", CompletesGroup: true}, paused},
 		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, others},
 		"it arrived":                                   {func(s *scene) { s.fail(large); s.Arrived(large) }, large, free},
 		"it arrived, and another shape waits":          {func(s *scene) { s.fail(large); s.Arrived(large) }, small, free},
@@ -135,9 +135,9 @@ func TestFailures(t *testing.T) {
 		"a large one arrived after a small one failed": {func(s *scene) { s.fail(small); s.Arrived(large) }, item("x", "x", 8), free},
 		"that, and it has the shape":                   {func(s *scene) { s.fail(small); s.Arrived(large) }, small, paused},
 		"fewer cards arrived": {func(s *scene) {
-			s.Failed(Profile{Namespace: "a", ID: "cards", Shape: "cards", Size: Size{16, 2}}, s.now, s.now)
+			s.Failed(Profile{Namespace: "a", ID: "cards", ShapeKey: "cards", Size: Size{16, 2}}, s.now, s.now)
 			s.Arrived(large)
-		}, Profile{Namespace: "a", ID: "x", Shape: "x", Size: Size{16, 2}}, others},
+		}, Profile{Namespace: "a", ID: "x", ShapeKey: "x", Size: Size{16, 2}}, others},
 		"another one is placed": {func(s *scene) {
 			s.fail(large)
 			s.await(large)
@@ -279,7 +279,7 @@ func TestNoRoomForHours(t *testing.T) {
 		for range 20 {
 			s.now = s.now.Add(10 * time.Minute)
 			s.waits(i)
-			s.Failed(Profile{Namespace: "other", ID: "x", Shape: "x"}, s.now, s.now)
+			s.Failed(Profile{Namespace: "other", ID: "x", ShapeKey: "x"}, s.now, s.now)
 		}
 	}
 }

@@ -15,8 +15,8 @@ type Item struct {
 	ledger.Item
 	// Turn is the item's position in the order of turns: by tenant, and of one tenant by rank; from 1 on, 0 without fair sharing.
 	Turn int
-	// Like is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
-	Like string
+	// RoomKey is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
+	RoomKey string
 	// ByKubeScheduler is true for a single pod that kube-scheduler places as soon as it fits a node. Groups and units of fair sharing are placed by
 	// other packages.
 	ByKubeScheduler bool
@@ -151,7 +151,7 @@ type pass struct {
 	former, choices map[string]*choice
 	// before is what the items so far have on each node.
 	before map[string]gpu.Memory
-	// tried holds the Like of the items so far, but for those that pause or fit.
+	// tried holds the RoomKey of the items so far, but for those that pause or fit.
 	tried map[string]bool
 	// reserved counts those with a reservation, and work is what the pass has done.
 	reserved, work int
@@ -164,7 +164,7 @@ type pass struct {
 func (p *pass) reserve(item *Item) {
 	c := p.former[item.ID]
 	reserved := c != nil && c.nodes != nil
-	if p.tried[item.Like] && !reserved || p.reserved >= maxItems || p.pauses(item) {
+	if p.tried[item.RoomKey] && !reserved || p.reserved >= maxItems || p.pauses(item) {
 		return
 	}
 	requests := item.Requests()
@@ -173,7 +173,7 @@ func (p *pass) reserve(item *Item) {
 		return
 	}
 	if p.beforeExceeds(requests) {
-		p.tried[item.Like] = true
+		p.tried[item.RoomKey] = true
 		return
 	}
 	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c)
@@ -181,7 +181,7 @@ func (p *pass) reserve(item *Item) {
 	if fits && !reserved || reserved && p.failIfLate(item, c, fits) {
 		return
 	}
-	p.tried[item.Like] = true
+	p.tried[item.RoomKey] = true
 	if due && !fits {
 		c = p.choose(item, requests)
 	}

@@ -51,8 +51,8 @@ func (f *fixture) run(name, node string, card int, memory gpu.Memory, since time
 // wait adds an item of so many pods, which entered the queue at a time after begin.
 func (f *fixture) wait(name string, pods int, memory gpu.Memory, entered time.Duration) *Item {
 	f.items = append(f.items, Item{
-		Item: ledger.Item{ID: name, Label: name, Entered: begin.Add(entered)}, Like: fmt.Sprint(pods, " of ", memory),
-		Profile: Profile{Namespace: "default", ID: name, Shape: name, Size: Size{Memory: memory}},
+		Item: ledger.Item{ID: name, Label: name, Entered: begin.Add(entered)}, RoomKey: fmt.Sprint(pods, " of ", memory),
+		Profile: Profile{Namespace: "default", ID: name, ShapeKey: name, Size: Size{Memory: memory}},
 		Requests: func() (requests []ledger.Request) {
 			for i := range pods {
 				uid := gpu.PodUID(name)
@@ -186,7 +186,7 @@ func TestReserverOrder(t *testing.T) {
 	f.pass(0, "early n1:16")
 	f.wait("important", 1, 15, earlier+time.Second).Priority = 5
 	f.pass(time.Second, "important n1:15")
-	f.wait("broken", 1, 14, earlier+2*time.Second).Broken = true
+	f.wait("broken", 1, 14, earlier+2*time.Second).CompletesGroup = true
 	f.pass(time.Second, "broken n1:14")
 	f.items = f.items[:2]
 	f.pass(time.Second, "important n1:15")
@@ -233,7 +233,7 @@ func TestReserverWhileOthersFail(t *testing.T) {
 	f := newFixture(t, 8)
 	f.run("runs", "n1", 0, 4, time.Minute)
 	f.wait("large", 8, 16, earlier)
-	flaky := Profile{Namespace: "default", ID: "flaky", Shape: "flaky", Size: Size{Memory: 1}}
+	flaky := Profile{Namespace: "default", ID: "flaky", ShapeKey: "flaky", Size: Size{Memory: 1}}
 	f.pass(0, "large n1:128")
 	for range 3 {
 		f.Failures.Placed(flaky)
@@ -284,7 +284,7 @@ func TestReserverTurns(t *testing.T) {
 	f.run("runs", "n1", 0, 4, time.Minute)
 	for i, name := range []string{"second tenant", "first tenant"} {
 		item := f.wait(name, 1, 16, longAgo)
-		item.ByTurn, item.Priority, item.Turn, item.Like = true, 1000, 2-i, name
+		item.ByTurn, item.Priority, item.Turn, item.RoomKey = true, 1000, 2-i, name
 	}
 	f.pass(0, "first tenant n1:16")
 	f.choices["first tenant"].until = f.now.Add(time.Second) // Items whose choice lasts come before those of other tenants only.

@@ -48,6 +48,6 @@ func (l least) anyFit() (node string, ok bool) {
 }
 
 func fits(ledger Ledger, pod gpu.Pod, node string) (fits bool) {
-	ledger.Check(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
+	ledger.ForEachFit(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
 	return fits
 }

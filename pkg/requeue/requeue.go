@@ -77,7 +77,7 @@ type Observer interface {
 
 // Ledger is the part of package ledger that a Requeuer uses.
 type Ledger interface {
-	Check(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
+	ForEachFit(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
 	OwnPlaces(pods []gpu.Pod) map[string]bool

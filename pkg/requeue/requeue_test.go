@@ -222,9 +222,9 @@ type checks struct {
 	n int
 }
 
-func (c *checks) Check(pod gpu.Pod, nodes []string, visit func(string, reasons.Reason)) {
+func (c *checks) ForEachFit(pod gpu.Pod, nodes []string, visit func(string, reasons.Reason)) {
 	c.n++
-	c.Ledger.Check(pod, nodes, visit)
+	c.Ledger.ForEachFit(pod, nodes, visit)
 }
 
 // One check is enough for a node that helps no rejected pod, however many there are.
@@ -285,8 +285,8 @@ func TestLeast(t *testing.T) {
 		}, true},
 		"a pod's own nomination":                 {func(l *ledger.Ledger) { l.Nominate("n1", large) }, true},
 		"another pod's nomination":               {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
-		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.Hold("item", held("large")) }, true},
-		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.Hold("item", held("other")) }, false},
+		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.AddReservation("item", held("large")) }, true},
+		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.AddReservation("item", held("other")) }, false},
 		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo) }, true},
 		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo) }, false},
 	} {

@@ -98,7 +98,7 @@ type Nominator struct {
 	// nominations are not expected to help a pod.
 	requests map[gpu.PodUID]request
 	searched time.Time
-	givenUp  map[likePods]time.Time
+	givenUp  map[givenUpKey]time.Time
 	// pods are the pending pods that are nominated here, or were.
 	pods map[gpu.PodUID]*nominatedPod
 	// paused is the time until which nothing is nominated.
@@ -131,7 +131,7 @@ const (
 func New(o Options) *Nominator {
 	return &Nominator{
 		Options: o, writes: o.Writes(maxWrites),
-		givenUp: map[likePods]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, requests: map[gpu.PodUID]request{},
+		givenUp: map[givenUpKey]time.Time{}, pods: map[gpu.PodUID]*nominatedPod{}, requests: map[gpu.PodUID]request{},
 	}
 }
 

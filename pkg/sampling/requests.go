@@ -102,28 +102,28 @@ func (n *Nominator) helps(pod *clustercache.PodInfo, object *corev1.Pod, nodes [
 			n.giveUp(pod)
 		}
 	}
-	return !n.Clock.Now().Before(n.givenUp[likeness(pod)])
+	return !n.Clock.Now().Before(n.givenUp[givenUpKeyOf(pod)])
 }
 
-// likePods are the pods that nominations help alike: all members of a group with equal constraints, or a single pod.
-type likePods struct {
+// givenUpKey are the pods that nominations help alike: all members of a group with equal constraints, or a single pod.
+type givenUpKey struct {
 	group       gang.Key
 	constraints unique.Handle[string]
 	uid         gpu.PodUID
 }
 
-func likeness(pod *clustercache.PodInfo) likePods {
+func givenUpKeyOf(pod *clustercache.PodInfo) givenUpKey {
 	if pod.Member != nil {
-		return likePods{group: pod.Member.Gang, constraints: pod.Constraints}
+		return givenUpKey{group: pod.Member.Gang, constraints: pod.Constraints}
 	}
-	return likePods{uid: pod.UID}
+	return givenUpKey{uid: pod.UID}
 }
 
 // giveUp records that nominations don't help such a pod. The caller holds the lock.
 func (n *Nominator) giveUp(pod *clustercache.PodInfo) {
 	now := n.Clock.Now()
-	maps.DeleteFunc(n.givenUp, func(_ likePods, until time.Time) bool { return now.After(until) })
-	n.givenUp[likeness(pod)] = now.Add(queue.KubeSchedulerRetries)
+	maps.DeleteFunc(n.givenUp, func(_ givenUpKey, until time.Time) bool { return now.After(until) })
+	n.givenUp[givenUpKeyOf(pod)] = now.Add(queue.KubeSchedulerRetries)
 	delete(n.requests, pod.UID)
 }
 

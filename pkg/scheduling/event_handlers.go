@@ -21,7 +21,7 @@ type eventHandlers struct {
 	ledger     *ledger.Ledger
 	binder     *binding.Binder
 	requeue    *requeue.Requeuer
-	preemptors *eviction.Preemptors
+	preemptors *eviction.PlaceKeeper
 	groups     *groups
 	fair       *fairShare
 	nodes      *eligibility.Cluster

@@ -43,8 +43,8 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 			e.expectSoon()
 		}
 	}
-	e.waits(old, -1)
-	e.waits(pod, 1)
+	e.countWaiting(old, -1)
+	e.countWaiting(pod, 1)
 	if old != nil && pod.Ended {
 		e.ended(old)
 	}
@@ -63,13 +63,13 @@ func (e *expectations) deleted(pod *clustercache.PodInfo) {
 		return
 	}
 	e.ended(pod)
-	e.waits(pod, -1)
+	e.countWaiting(pod, -1)
 	e.nodeChanged(pod.Node)
 }
 
-// waits adds change to the number of pods that wait like the pod, which may be nil, if it waits for room: kube-scheduler has rejected it, or fair
+// countWaiting adds change to the number of pods that wait like the pod, which may be nil, if it waits for room: kube-scheduler has rejected it, or fair
 // sharing holds it back.
-func (e *expectations) waits(pod *clustercache.PodInfo, change int) {
+func (e *expectations) countWaiting(pod *clustercache.PodInfo, change int) {
 	if pod != nil && pod.Pending != nil && (pod.Pending.Rejected || pod.Gated) && !pod.GatedOtherwise && pod.RequestError == "" {
 		e.arrivals.Wait(pod.Shape(), pod.Source(), change)
 	}

@@ -31,9 +31,9 @@ type Explanation struct {
 	Stranded ledger.Stranded
 }
 
-// ExplainShare limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
-// at least ExplainShare times its duration. The web page uses the same limit for encoding explanations and groups.
-const ExplainShare = 50
+// ExplainPauseFactor limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
+// at least ExplainPauseFactor times its duration. The web page uses the same limit for encoding explanations and groups.
+const ExplainPauseFactor = 50
 
 // explainer holds the last explanation. mu guards its fields.
 type explainer struct {
@@ -68,7 +68,7 @@ func (s *Scheduler) Explain() *Explanation {
 // ExplainPause returns the time from the start of an explanation, which took that long, to the start of the next one. It is a minute at most:
 // the duration can include time in which the process was stopped and used no processor.
 func ExplainPause(took time.Duration) time.Duration {
-	return min(max(minCostly, ExplainShare*took), maxCostly)
+	return min(max(minCostly, ExplainPauseFactor*took), maxCostly)
 }
 
 // diagnose returns the diagnosis of each pending pod against the current state of the nodes. Explain costs less.

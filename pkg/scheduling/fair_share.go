@@ -53,9 +53,9 @@ type FairShareObserver interface {
 
 const (
 	// minTickPause is the pause between two calls of Tick. It is short, because a pod that fits waits until the next call before its gate is opened.
-	// After a long call, the pause is tickShare times as long as the call took, tickInterval at most.
-	minTickPause = 20 * time.Millisecond
-	tickShare    = 20
+	// After a long call, the pause is tickPauseFactor times as long as the call took, tickInterval at most.
+	minTickPause    = 20 * time.Millisecond
+	tickPauseFactor = 20
 )
 
 // EventFairShareInvalid is the reason of the Event on a namespace whose labels or annotations for fair sharing are invalid.
@@ -83,7 +83,7 @@ type fairShare struct {
 
 // awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.
 func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
-	return f != nil && !f.manager.Admit(pod)
+	return f != nil && !f.manager.IsAdmitted(pod)
 }
 
 // giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
@@ -101,11 +101,13 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 		f.manager.RemovePod(pod.UID)
 		return
 	}
-	p := dispatch.Pod{Pod: pod.Pod, Node: pod.Node, Bound: pod.AssumeTime, Ended: pod.Ended, Gated: pod.Gated, Constraints: pod.Constraints}
-	p.GatedOtherwise = pod.GatedOtherwise || pod.RequestError != "" // No node can give it what it asks for.
+	p := dispatch.Pod{
+		Pod: pod.Pod, Node: pod.Node, Bound: pod.AssumeTime, Ended: pod.Ended,
+		Gated: pod.Gated, GatedOtherwise: pod.GatedOtherwise, Invalid: pod.RequestError != "", Constraints: pod.Constraints,
+	}
 	if pod.Pending != nil {
 		p.Created = pod.Pending.Created
-		p.Likeness = unique.Make(likeness(pod))
+		p.RoomKey = unique.Make(roomKey(pod))
 	}
 	if m := f.groups.memberOf(pod); m != nil {
 		p.Group = m.Gang
@@ -113,9 +115,9 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 	f.manager.SetPod(p)
 }
 
-// likeness returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
+// roomKey returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
 // resources. It is a cryptographic hash: a user can't make a pod that counts as like one that differs.
-func likeness(pod *clustercache.PodInfo) string {
+func roomKey(pod *clustercache.PodInfo) string {
 	demand := pod.Demand()
 	demand.Memory = 0
 	sum := sha256.Sum256(fmt.Appendf(nil, "%v %d %v %s", demand, pod.Priority, pod.Requests, pod.Constraints.Value()))
@@ -216,7 +218,7 @@ func (f *fairShare) run(ctx context.Context) error {
 		}
 		begin := f.clock.Now()
 		f.tick(ctx)
-		timer.Reset(min(max(minTickPause, tickShare*f.clock.Since(begin)), tickInterval))
+		timer.Reset(min(max(minTickPause, tickPauseFactor*f.clock.Since(begin)), tickInterval))
 	}
 }
 

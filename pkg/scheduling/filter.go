@@ -147,7 +147,7 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 		return false
 	}
 	pod.UID = "" // The ledger has no allocation and no reservation for this UID. So other nodes can fit, and the place counts as used.
-	s.ledger.Check(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	s.ledger.ForEachFit(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
 	return fits
 }
 
@@ -160,12 +160,12 @@ func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result Filt
 	if every {
 		result.Passed = make([]placement.Candidate, 0, len(nodes))
 		result.Reasons = s.rank(pod, nodes, now, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
-		return result, s.count(result.Reasons)
+		return result, s.reportReasons(result.Reasons)
 	}
 	best := placement.Best{K: s.FilterBest}
 	result.Reasons = s.rank(pod, nodes, now, best.Add)
 	result.Passed = best.Candidates()
-	fitting = s.count(result.Reasons)
+	fitting = s.reportReasons(result.Reasons)
 	if fitting > 0 {
 		// kube-scheduler uses the reasons only if no node fits (pkg/scheduler/schedule_one.go, schedulePod): for the pod's
 		// Event, and to find the nodes on which preemption could help.
@@ -218,8 +218,8 @@ func (s *Scheduler) addTentative(pod gpu.Pod, nodes []string, now time.Time) {
 // few returns the maximum number of candidate nodes for which Filter's answer covers every node.
 func (s *Scheduler) few() int { return max(s.FilterBest, s.FilterBestAbove) }
 
-// count reports to the observer the number of nodes with each result, and returns how many nodes fit.
-func (s *Scheduler) count(results []reasons.Reason) (fitting int) {
+// reportReasons reports to the observer the number of nodes with each result, and returns how many nodes fit.
+func (s *Scheduler) reportReasons(results []reasons.Reason) (fitting int) {
 	var counts reasons.Counts
 	for _, reason := range results {
 		counts[reason]++

@@ -263,7 +263,7 @@ func (f *fixture) wantSettled(pod *corev1.Pod, want string) {
 
 // fits reports whether the pod would find memory on the node.
 func (f *fixture) fits(pod gpu.Pod, node string) (fits bool) {
-	f.ledger.Check(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
+	f.ledger.ForEachFit(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
 	return fits
 }
 

@@ -70,8 +70,8 @@ type groups struct {
 	ledger    *ledger.Ledger
 	binder    *binding.Binder
 	requeue   *requeue.Requeuer
-	members   interface{ Evict(pods []gpu.Pod) }
-	reads     interface{ Verify(pods []gpu.Pod) }
+	evictor   interface{ Evict(pods []gpu.Pod) }
+	verifier  interface{ Verify(pods []gpu.Pod) }
 	recorder  record.EventRecorder
 	leading   func() error
 	// bindTimeout limits the binds of a gang's members, from the moment in which its barrier opens.
@@ -349,9 +349,9 @@ func (g *groups) act() {
 		g.recorder.Event(apiserver.Reference(notice.Pod), kind, notice.Reason, notice.Text)
 	}
 	if len(effects.Verify) > 0 {
-		g.reads.Verify(effects.Verify)
+		g.verifier.Verify(effects.Verify)
 	}
 	if len(effects.Evict) > 0 {
-		g.members.Evict(effects.Evict)
+		g.evictor.Evict(effects.Evict)
 	}
 }

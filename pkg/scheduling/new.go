@@ -43,9 +43,9 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		o.newGroup = background.Goroutines
 	}
 	nodes := eligibility.NewCluster()
-	var exempt *dispatch.Exempt
+	var exempt *dispatch.TurnRules
 	if o.FairShare.On {
-		exempt = dispatch.NewExempt(o.FairShare.PriorityCutoff)
+		exempt = dispatch.NewTurnRules(o.FairShare.PriorityCutoff)
 	}
 	s := &Scheduler{
 		Options: o, ledger: ledger.NewWithResources(nodes, exempt), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
@@ -64,12 +64,12 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Reclaims: o.FairShare.Observer,
 	}
 	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
-	s.preemptors = eviction.NewPreemptors(s.executor, func() { s.requeue.All("") })
+	s.preemptors = eviction.NewPlaceKeeper(s.executor, func() { s.requeue.All("") })
 	if o.EvictFragmented {
 		s.defragmenter = eviction.NewDefragmenter(s.executor, s.preemptors)
 	}
 	if o.Gangs.Hold > 0 {
-		s.members = eviction.NewMembers(evictions, o.Gangs.Observer.GangEvicted)
+		s.members = eviction.NewMemberEvictor(evictions, o.Gangs.Observer.GangEvicted)
 	}
 	s.groups = s.newGroups()
 	if o.FairShare.On {
@@ -79,7 +79,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.groups.nominator = s.nominator
 	s.waiting = s.newWaiting()
 	if o.EvictOverusers {
-		s.overusers = eviction.NewOverusers(evictions, s.API, s.cache, s.groups.manager)
+		s.overusers = eviction.NewOveruseEvictor(evictions, s.API, s.cache, s.groups.manager)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
@@ -128,16 +128,16 @@ func (s *Scheduler) newGroups() *groups {
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
 	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, members: s.members, reads: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.members, verifier: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
 	}
 }
 
-func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.Exempt) *fairShare {
+func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.TurnRules) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Release(uid) }, View: s.view(),
-		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, MayEvict: s.executor.Ready, Evicting: s.executor.Tries,
-		Groups: s.groups.manager, Exempt: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
+		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, MayEvict: s.executor.Ready, Evicting: s.executor.IsEvicting,
+		Groups: s.groups.manager, TurnRules: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,

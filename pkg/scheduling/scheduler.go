@@ -68,7 +68,7 @@ type Options struct {
 	EvictFragmented bool
 	// EvictionRecord is the ConfigMap in which evictions for other pods are recorded before they begin.
 	EvictionRecord types.NamespacedName
-	// EvictOverusers allows the eviction of pods that use more GPU memory than they request, see eviction.Overusers.
+	// EvictOverusers allows the eviction of pods that use more GPU memory than they request, see eviction.OveruseEvictor.
 	EvictOverusers bool
 	// Leading is called right before each write; an error prevents the write. It is nil for an extender without
 	// replicas.
@@ -114,12 +114,12 @@ type Scheduler struct {
 	requeue    *requeue.Requeuer
 	binder     *binding.Binder
 	executor   *eviction.Executor
-	preemptors *eviction.Preemptors
+	preemptors *eviction.PlaceKeeper
 	// defragmenter is nil if no pod is evicted because of fragmentation, members are nil without gangs.
 	defragmenter *eviction.Defragmenter
-	members      *eviction.Members
+	members      *eviction.MemberEvictor
 	// overusers is nil if no pod is evicted for its use.
-	overusers *eviction.Overusers
+	overusers *eviction.OveruseEvictor
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
 	nodes *eligibility.Cluster
 	// fair is nil if fair sharing is off.

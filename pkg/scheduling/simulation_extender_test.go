@@ -84,7 +84,7 @@ func (w *world) newReplica(name string) *replica {
 		r.beginFairSharing()
 	}
 	r.scheduler.withTimeout = w.withTimeout
-	r.scheduler.groups.members, r.scheduler.groups.reads = r, r
+	r.scheduler.groups.evictor, r.scheduler.groups.verifier = r, r
 	r.scheduler.groups.manager.IllegalMove = func(move string) { w.fail("%s", move) }
 	r.cache.list()
 	r.cache.handler.Synced()

@@ -12,7 +12,7 @@ import (
 // The methods in this file only read. They serve the web page, the metrics and the inspect path.
 
 // Nodes returns the nodes of the ledger with their allocations.
-func (s *Scheduler) Nodes() []ledger.Node { return s.settleGone(s.ledger.Nodes()) }
+func (s *Scheduler) Nodes() []ledger.Node { return s.markGone(s.ledger.Nodes()) }
 
 // Node returns one node of the ledger.
 func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node(name) }
@@ -26,12 +26,12 @@ func (s *Scheduler) AwaitedIdleRatio() float64 { return s.ledger.AwaitedIdleRati
 // ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
 func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
 	changes := s.ledger.ChangesSince(revision)
-	changes.Nodes = s.settleGone(changes.Nodes)
+	changes.Nodes = s.markGone(changes.Nodes)
 	return changes
 }
 
-// settleGone sets Gone to false for nodes that exist and share nothing: the ledger doesn't know them.
-func (s *Scheduler) settleGone(nodes []ledger.Node) []ledger.Node {
+// markGone sets Gone to false for nodes that exist and share nothing: the ledger doesn't know them.
+func (s *Scheduler) markGone(nodes []ledger.Node) []ledger.Node {
 	for i := range nodes {
 		if nodes[i].Gone {
 			_, exists := s.cache.Node(nodes[i].Name)

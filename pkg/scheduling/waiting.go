@@ -67,44 +67,44 @@ func (w *waiting) tick() {
 	w.reserver.Pass(items, now)
 }
 
-// alikePods is equal for pods with the same requests and rank. broken is ledger.Item.Broken.
-type alikePods struct {
-	namespace string
-	shape     placement.Shape
-	others    string // PodUse.OtherRequests.
-	priority  int32
-	broken    bool
+// podKey is equal for pods with the same requests and rank. completesGroup is ledger.Item.CompletesGroup.
+type podKey struct {
+	namespace      string
+	shape          placement.Shape
+	others         string // PodUse.OtherRequests.
+	priority       int32
+	completesGroup bool
 }
 
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
-func (a alikePods) String() string {
-	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.others, " ", a.priority, " ", a.broken, " ", a.shape.Constraints.Value())
+func (a podKey) String() string {
+	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.others, " ", a.priority, " ", a.completesGroup, " ", a.shape.Constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
 func (w *waiting) pods(now time.Time) (items []queue.Item) {
-	first := map[alikePods]*clustercache.PodInfo{}
+	first := map[podKey]*clustercache.PodInfo{}
 	broken := map[gang.Key][]gpu.PodUID{}
 	for _, pod := range w.cache.Pending() {
-		if !w.waits(pod) {
+		if !w.mayBeItem(pod) {
 			continue
 		}
-		like := alikePods{pod.Namespace, pod.Shape(), pod.OtherRequests(), pod.Priority, w.replaces(pod, broken, now)}
+		like := podKey{pod.Namespace, pod.Shape(), pod.OtherRequests(), pod.Priority, w.replaces(pod, broken, now)}
 		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
 			first[like] = pod
 		}
 	}
 	for like, pod := range first {
 		shape := like
-		shape.broken = false // It changes with each bind of another member, and the pod's failures are remembered.
+		shape.completesGroup = false // It changes with each bind of another member, and the pod's failures are remembered.
 		id := ledger.PodItemID(pod.Pod)
 		items = append(items, queue.Item{
 			Item: ledger.Item{
-				ID: id, Label: "pod " + pod.String(), Broken: like.broken, Priority: pod.Priority, Entered: pod.Pending.Created,
+				ID: id, Label: "pod " + pod.String(), CompletesGroup: like.completesGroup, Priority: pod.Priority, Entered: pod.Pending.Created,
 			},
-			Like: like.String(),
+			RoomKey: like.String(),
 			Profile: queue.Profile{
-				Namespace: pod.Namespace, ID: id, Shape: shape.String(), Size: queue.Size{Memory: pod.Request}, Broken: like.broken,
+				Namespace: pod.Namespace, ID: id, ShapeKey: shape.String(), Size: queue.Size{Memory: pod.Request}, CompletesGroup: like.completesGroup,
 			},
 			ByKubeScheduler: true,
 			Requests: func() []ledger.Request {
@@ -115,9 +115,9 @@ func (w *waiting) pods(now time.Time) (items []queue.Item) {
 	return items
 }
 
-// waits reports whether the pod may be an item of its own. A pod with constraints that only kube-scheduler knows isn't one: it may not run even if
+// mayBeItem reports whether the pod may be an item of its own. A pod with constraints that only kube-scheduler knows isn't one: it may not run even if
 // its memory is free.
-func (w *waiting) waits(pod *clustercache.PodInfo) bool {
+func (w *waiting) mayBeItem(pod *clustercache.PodInfo) bool {
 	if pod.Request == 0 || !pod.Pending.Rejected || pod.Gated || pod.GatedOtherwise || pod.RequestError != "" || pod.NominatedNode != "" || pod.Constrained() {
 		return false
 	}
@@ -136,7 +136,7 @@ func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.
 		return false
 	}
 	if _, asked := broken[member.Gang]; !asked {
-		broken[member.Gang] = w.groups.manager.Startable(member.Gang, now).Broken
+		broken[member.Gang] = w.groups.manager.Startable(member.Gang, now).Completing
 	}
 	return slices.Contains(broken[member.Gang], pod.UID)
 }

@@ -125,7 +125,7 @@ type Board struct {
 	stop        context.CancelFunc
 
 	mu sync.Mutex
-	// nextExplain is when the next explanation may be read, see scheduling.ExplainShare.
+	// nextExplain is when the next explanation may be read, see scheduling.ExplainPauseFactor.
 	nextExplain time.Time
 
 	refreshed time.Time

@@ -52,7 +52,7 @@ func TestExplanationsTakeTheirShare(t *testing.T) {
 	b.enter()
 	begin := s.clock.Now()
 	b.tick(klog.Background())
-	first, next := s.explained, begin.Add(scheduling.ExplainShare*s.took)
+	first, next := s.explained, begin.Add(scheduling.ExplainPauseFactor*s.took)
 	for s.clock.Step(refreshEvery); s.clock.Now().Before(next); s.clock.Step(refreshEvery) {
 		b.tick(klog.Background())
 		if s.explained != first {

@@ -112,7 +112,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			for name := range strings.FieldsSeq(drained) {
 				drain.Go(func() { _ = api.Evict(context.Background(), pods[name], nil, false) }) // A budget can forbid it.
 			}
-			if first.Check(t.Context(), victims) == nil {
+			if first.DryRun(t.Context(), victims) == nil {
 				_, _, _ = first.Evict(t.Context(), victims)
 			}
 			drain.Wait()

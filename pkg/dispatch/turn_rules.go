@@ -6,8 +6,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// Exempt knows which pods need no turn. Its methods don't wait for a Tick in progress. If it is nil, fair sharing is off.
-type Exempt struct {
+// TurnRules knows which pods need no turn. Its methods don't wait for a Tick in progress. If it is nil, fair sharing is off.
+type TurnRules struct {
 	// PriorityCutoff is the lowest priority with which pods need no turn.
 	PriorityCutoff int32
 
@@ -15,13 +15,13 @@ type Exempt struct {
 	namespaces sync.Map
 }
 
-// NewExempt returns an Exempt without exempt namespaces.
-func NewExempt(priorityCutoff int32) *Exempt {
-	return &Exempt{PriorityCutoff: priorityCutoff}
+// NewTurnRules returns the rules without exempt namespaces.
+func NewTurnRules(priorityCutoff int32) *TurnRules {
+	return &TurnRules{PriorityCutoff: priorityCutoff}
 }
 
 // setExempt records whether a namespace is exempt.
-func (e *Exempt) setExempt(namespace string, exempt bool) {
+func (e *TurnRules) setExempt(namespace string, exempt bool) {
 	if exempt {
 		e.namespaces.Store(namespace, true)
 	} else {
@@ -31,7 +31,7 @@ func (e *Exempt) setExempt(namespace string, exempt bool) {
 
 // NeedsTurn reports whether fair sharing decides when the pod may be scheduled. Priorities count within a tenant only, so such a pod waits for room:
 // neither kube-scheduler nor fragmentation eviction evicts others for it, and no group gives way to it.
-func (e *Exempt) NeedsTurn(p gpu.Pod) bool {
+func (e *TurnRules) NeedsTurn(p gpu.Pod) bool {
 	if e == nil || p.Request == 0 || p.Priority >= e.PriorityCutoff {
 		return false
 	}
@@ -48,8 +48,8 @@ func (m *Manager) updateAdmitted(p *pod) {
 	}
 }
 
-// Admit reports whether filter may place the pod. It doesn't wait for a Tick in progress.
-func (m *Manager) Admit(p gpu.Pod) bool {
+// IsAdmitted reports whether filter may place the pod. It doesn't wait for a Tick in progress.
+func (m *Manager) IsAdmitted(p gpu.Pod) bool {
 	if !m.NeedsTurn(p) {
 		return true
 	}
