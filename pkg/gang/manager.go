@@ -320,7 +320,7 @@ func (mgr *Manager) Tick(now time.Time) {
 	defer mgr.mu.Unlock()
 	var unsettled []*run
 	for _, g := range mgr.groups {
-		if r := g.unsettled(); r != nil {
+		if r := g.startingRun(); r != nil {
 			unsettled = append(unsettled, r)
 		}
 	}
