@@ -190,6 +190,9 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 		if len(changes) > 0 {
 			text += "; changed: " + strings.Join(changes, ", ")
 		}
+		if vain := c.cards.ExcludedInVain(); len(vain) > 0 {
+			text += "; no card of the node is excluded by " + strings.Join(vain, ", ")
+		}
 		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
 	}
 }

@@ -1,9 +1,11 @@
 package nodeconfig
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -120,13 +122,25 @@ type CardSelector struct {
 
 // Has reports whether a card is selected.
 func (c Cards) Has(card gpu.Card) bool {
-	return slices.ContainsFunc(c, func(s CardSelector) bool {
-		switch {
-		case s.UUID != "":
-			return s.UUID == card.UUID
-		case s.Model != "":
-			return s.Model == card.Model
+	return slices.ContainsFunc(c, func(s CardSelector) bool { return s.matches(card) })
+}
+
+// Unmatched returns the values of the selectors that match none of the cards, such as a misspelt model.
+func (c Cards) Unmatched(cards []gpu.Card) (values []string) {
+	for _, s := range c {
+		if !slices.ContainsFunc(cards, s.matches) {
+			values = append(values, cmp.Or(s.UUID, s.Model, strconv.Itoa(s.Index)))
 		}
-		return s.Index == card.Index
-	})
+	}
+	return values
+}
+
+func (s CardSelector) matches(card gpu.Card) bool {
+	switch {
+	case s.UUID != "":
+		return s.UUID == card.UUID
+	case s.Model != "":
+		return s.Model == card.Model
+	}
+	return s.Index == card.Index
 }

@@ -99,16 +99,19 @@ func TestCardsHas(t *testing.T) {
 	for name, test := range map[string]struct {
 		cards          Cards
 		first, unnamed bool
+		unmatched      []string
 	}{
-		"none":             {nil, false, false},
-		"index 0":          {Cards{{Index: 0}}, true, false},
-		"index 1":          {Cards{{Index: 1}}, false, true},
-		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false},
-		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false},
-		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false},
-		"a model's prefix": {Cards{{Model: "NVIDIA"}}, false, false},
-		"any of several":   {Cards{{UUID: "GPU-b"}, {Index: 1}, {UUID: "GPU-a"}}, true, true},
+		"none":             {nil, false, false, nil},
+		"index 0":          {Cards{{Index: 0}}, true, false, nil},
+		"index 1":          {Cards{{Index: 1}}, false, true, nil},
+		"another index":    {Cards{{Index: 2}}, false, false, []string{"2"}},
+		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false, nil},
+		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false, []string{"GPU-b"}},
+		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false, nil},
+		"a model's prefix": {Cards{{Model: "NVIDIA"}}, false, false, []string{"NVIDIA"}},
+		"any of several":   {Cards{{UUID: "GPU-b"}, {Index: 1}, {UUID: "GPU-a"}}, true, true, []string{"GPU-b"}},
 	} {
+		check.Equal(t, name, test.unmatched, test.cards.Unmatched([]gpu.Card{first, unnamed}))
 		if got := [2]bool{test.cards.Has(first), test.cards.Has(unnamed)}; got != [2]bool{test.first, test.unnamed} {
 			t.Errorf("%s: got %v", name, got)
 		}
