@@ -131,7 +131,8 @@ func BenchmarkIdleTick(b *testing.B) {
 func BenchmarkReclaim(b *testing.B) {
 	m, l, now := newBench(lockNodes, lockPods)
 	m.ReclaimAfter = time.Second
-	m.Tick(*now)
+	*now = now.Add(time.Hour)
+	m.Tick(*now) // From now on the tenants count as below their shares.
 	var longest longestHold
 	for b.Loop() {
 		*now = now.Add(time.Hour)
