@@ -78,20 +78,13 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	}
 	evicted, until, err := r.executor.Evict(ctx, victims(plan))
 	r.report(plan, evicted)
-	if len(evicted) > 0 {
-		var memory gpu.Memory
-		for _, v := range plan.Victims {
-			for _, pod := range v.Pods {
-				if slices.Contains(evicted, pod.UID) {
-					memory = memory.Add(pod.Request)
-				}
-			}
-		}
-		logger.Info("Evicted pods for tenants below their share", "pods", len(evicted), "memory", memory.String(), "units", len(plan.Served))
-	}
 	r.Reclaims.Reclaimed(resultOf(err))
-	if err != nil {
-		logger.Error(err, "Reclaim: not all victims evicted", "result", resultOf(err), "evicted", len(evicted))
+	logger = logger.WithValues("pods", len(evicted), "units", len(plan.Served))
+	switch {
+	case err != nil:
+		logger.Error(err, "Not all pods evicted for tenants below their share", "result", resultOf(err))
+	case len(evicted) > 0:
+		logger.Info("Evicted pods for tenants below their share")
 	}
 	return until
 }
