@@ -39,7 +39,7 @@ func Interferes(pod, preemptor *PodInfo) bool {
 	}
 	a, b := &pod.Conflicts, &preemptor.Conflicts
 	return a.RequiredAntiAffinity || b.RequiredAntiAffinity || b.RequiredSpread ||
-		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.portsConflict(b)
+		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.PortsConflict(b)
 }
 
 // UsesHostPorts reports whether the pod uses ports of its node.
@@ -101,8 +101,8 @@ func compareHostPorts(a, b HostPort) int {
 	return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Address, b.Address))
 }
 
-// portsConflict reports whether the two pods have a host port in common.
-func (c *Conflicts) portsConflict(o *Conflicts) bool {
+// PortsConflict reports whether the two pods have a host port in common.
+func (c *Conflicts) PortsConflict(o *Conflicts) bool {
 	few, many := c.HostPorts, o.HostPorts
 	if len(few) > len(many) {
 		few, many = many, few

@@ -14,11 +14,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// keptApart reports whether required anti-affinity keeps the pod off the node even when the victims are gone. It lists the node's pods only if
-// one of them, or the pod, has such a rule.
+// keptApart reports whether required anti-affinity or a host port keeps the pod off the node even when the victims are gone. It lists the node's pods
+// only if one of them, or the pod, has such a rule, or the pod uses host ports.
 func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string, victims map[gpu.PodUID]bool) (bool, error) {
 	hasRule := func(p *clustercache.PodInfo) bool { return p.Node != "" && p.Conflicts.RequiredAntiAffinity }
-	if len(antiAffinity(pod)) == 0 && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
+	own := clustercache.NewPodInfo(pod).Conflicts
+	if !own.RequiredAntiAffinity && !own.UsesHostPorts() && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
 		return false, nil
 	}
 	others, err := r.reads.PodsOn(ctx, node)
@@ -31,7 +32,7 @@ func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string,
 	}
 	return slices.ContainsFunc(others, func(other corev1.Pod) bool {
 		stays := !victims[gpu.PodUID(other.UID)] && other.DeletionTimestamp == nil && !protocol.Terminal(&other)
-		return stays && (excludes(pod, &other, object) || excludes(&other, pod, object))
+		return stays && (excludes(pod, &other, object) || excludes(&other, pod, object) || own.PortsConflict(&clustercache.NewPodInfo(&other).Conflicts))
 	}), nil
 }
 

@@ -149,7 +149,7 @@ func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded m
 }
 
 // excludes reads a pod that waits. If it can't be placed on the node, the result reports of each node whether it can't use it: of all, if it doesn't
-// wait any more or lacks a volume; of those that don't reach its volumes; or of this one, for required anti-affinity.
+// wait any more or lacks a volume; of those that don't reach its volumes; or of this one, for required anti-affinity or a host port.
 func (r *Reclaimer) excludes(ctx context.Context, pod gpu.Pod, node string, victims map[gpu.PodUID]bool) (excludes func(node string) bool, err error) {
 	all := func(string) bool { return true }
 	live, err := r.readUnbound(ctx, pod)

@@ -199,6 +199,14 @@ func TestReclaimer(t *testing.T) {
 				f.server.Set(fake.Edited(fake.Pod("db-"+node, 0, fake.Bound(node, 0)), fake.Label("db")))
 			}
 		}, false, nil, nil},
+		"its host port is taken": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, hostPort))
+			f.server.Set(fake.Edited(fake.Pod("web", 0, fake.Bound("n1", 0)), hostPort))
+		}, true, []string{"?b3", "b3"}, nil},
+		"its host port is the victim's": {func(f *reclaimFixture) {
+			f.server.Set(fake.Edited(f.a, hostPort))
+			f.server.Set(fake.Edited(f.b[1], hostPort))
+		}, true, []string{"?b2", "b2"}, nil},
 		"its volume can't be used on the node": {func(f *reclaimFixture) {
 			f.server.Set(fake.Edited(f.a, withClaim("data")))
 			f.server.SetClaim("data", volumeOn("n2"))
@@ -263,6 +271,11 @@ func apartFrom(app, namespace string) func(*corev1.Pod) {
 		}
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{term}}}
 	}
+}
+
+// hostPort makes a pod use a port of its node.
+func hostPort(pod *corev1.Pod) {
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}
 }
 
 // withClaim gives a pod a claim.
