@@ -86,15 +86,13 @@ type Decision struct {
 	Rejection *Rejection
 }
 
-// Rejection is the error of a rejected allocation. The kubelet shows the text to the pod's owner, in the pod's status.
+// Rejection is why an allocation is rejected. The kubelet shows the text to the pod's owner, in the pod's status.
 type Rejection struct {
 	Result Result
 	Text   string
 	// NoRoom is true if no usable card, or not enough of them, have room now.
 	NoRoom bool
 }
-
-func (r *Rejection) Error() string { return r.Text }
 
 // Result is how the cards of a container were selected, or why it got none, for logs and metrics.
 type Result string

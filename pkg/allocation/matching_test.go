@@ -282,7 +282,7 @@ func TestOutdated(t *testing.T) {
 				t.Errorf("got %+v, want a decision by newer pods", d)
 			}
 			d := k.decide(s.Refreshed(test.err), 8)
-			if d.Result != test.want || test.text != "" && d.Rejection.Error() != test.text {
+			if d.Result != test.want || test.text != "" && d.Rejection.Text != test.text {
 				t.Errorf("got %+v, want %q %s", d, test.want, test.text)
 			}
 		})
@@ -346,7 +346,7 @@ func TestNoMatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.snapshot.KubeletAge = time.Hour
 			got := (&kubelet{}).decide(test.snapshot.Refreshed(test.snapshot.ReadError), 2)
-			if got.Result != test.result || got.Rejection == nil || got.Rejection.Error() != test.want || got.Pod != nil || len(got.Cards) > 0 {
+			if got.Result != test.result || got.Rejection == nil || got.Rejection.Text != test.want || got.Pod != nil || len(got.Cards) > 0 {
 				t.Errorf("got %+v, want %q: %s", got, test.result, test.want)
 			}
 		})

@@ -61,7 +61,6 @@ type nodeModel struct {
 	// The plugin.
 	record   *Record
 	cache    map[gpu.PodUID]Pod
-	met      map[gpu.PodUID]bool
 	rejected map[gpu.PodUID]bool
 	doubtful bool
 	trusted  bool
@@ -86,7 +85,7 @@ func newNodeModel(t *testing.T, seed uint64) *nodeModel {
 	return &nodeModel{
 		T: t, rand: rand.New(rand.NewPCG(seed, 7)), now: start, cards: newCards(16, 16, 24, 8), record: NewRecord(nil),
 		pods: map[gpu.PodUID]*modelPod{}, used: map[string]gpu.PodUID{}, admitted: map[gpu.PodUID]bool{},
-		cache: map[gpu.PodUID]Pod{}, met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{}, trusted: true,
+		cache: map[gpu.PodUID]Pod{}, rejected: map[gpu.PodUID]bool{}, trusted: true,
 	}
 }
 
@@ -251,7 +250,7 @@ func (w *nodeModel) disturb(admitting *modelPod) {
 		}
 		w.restarts++
 		w.advance(len(w.log))
-		w.record, w.met, w.rejected, w.doubtful = NewRecord(nil), map[gpu.PodUID]bool{}, map[gpu.PodUID]bool{}, false
+		w.record, w.rejected, w.doubtful = NewRecord(nil), map[gpu.PodUID]bool{}, false
 		w.record.KubeletStarted()
 		w.sync()
 	case 6:
@@ -268,22 +267,8 @@ func (w *nodeModel) disturb(admitting *modelPod) {
 }
 
 // snapshot, cached and listed are those of package deviceplugin.
-func (w *nodeModel) snapshot(pods []Pod, cached bool) Snapshot {
-	given := w.record.Snapshot()
-	present := map[gpu.PodUID]bool{}
-	for _, p := range pods {
-		present[p.UID] = true
-	}
-	maps.DeleteFunc(w.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
-	maps.DeleteFunc(given, func(uid gpu.PodUID, _ PodAllocations) bool { return w.met[uid] && !present[uid] })
-	if cached {
-		for _, p := range pods {
-			if given[p.UID] != nil {
-				w.met[p.UID] = true
-			}
-		}
-	}
-	return Snapshot{Cards: w.cards, Pods: pods, Given: given, Rejected: w.rejected, KubeletAge: time.Hour}
+func (w *nodeModel) snapshot(pods []Pod) Snapshot {
+	return Snapshot{Cards: w.cards, Pods: pods, Given: w.record.Snapshot(), Rejected: w.rejected, KubeletAge: time.Hour}
 }
 
 func (w *nodeModel) cached() []Pod {
@@ -353,14 +338,14 @@ func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *
 		w.doubtful = false
 		w.sync()
 	}
-	s := w.snapshot(w.cached(), true)
+	s := w.snapshot(w.cached())
 	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
 	d := Decide(s, request)
 	if !d.Outdated {
 		return d
 	}
 	w.sync()
-	s = w.snapshot(w.listed(), false).Refreshed(nil)
+	s = w.snapshot(w.listed()).Refreshed(nil)
 	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
 	return Decide(s, request)
 }

@@ -2,14 +2,11 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/cache"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -41,9 +38,10 @@ type allocator struct {
 // Allocate selects the cards of one container and returns the response for the kubelet. ids are the fake devices.
 func (a *allocator) Allocate(ctx context.Context, ids []string) (response *pluginapi.ContainerAllocateResponse, err error) {
 	defer a.metrics.observe(time.Now())
-	release, err := a.lock(ctx, len(ids))
+	release, err := a.lock(ctx)
 	if err != nil {
-		return nil, a.reject(err)
+		a.metrics.allocations.WithLabelValues(string(allocation.RefusedUnavailable)).Inc()
+		return nil, err
 	}
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
@@ -59,7 +57,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 // that the kubelet's checkpoint names the real cards. It decides as Allocate does and has the same waits. It returns nil if it
 // can't decide: an error would fail the pod, and Allocate makes the final decision.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
-	release, err := a.lock(ctx, size)
+	release, err := a.lock(ctx)
 	if err != nil {
 		return nil
 	}
@@ -80,7 +78,7 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 
 // KubeletStarted reads the checkpoint of a kubelet that has just started: that kubelet doesn't know any other container.
 func (a *allocator) KubeletStarted(ctx context.Context) {
-	release, err := a.lock(ctx, 1)
+	release, err := a.lock(ctx)
 	if err != nil {
 		return
 	}
@@ -92,7 +90,7 @@ func (a *allocator) KubeletStarted(ctx context.Context) {
 
 // InUse returns the memory that pods hold on each card, or are annotated with. No allocation is in progress when it is computed.
 func (a *allocator) InUse(ctx context.Context) (map[int]gpu.Memory, error) {
-	release, err := a.lock(ctx, 1)
+	release, err := a.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +102,7 @@ func (a *allocator) InUse(ctx context.Context) (map[int]gpu.Memory, error) {
 // KeepLimits makes sure that the containers of the record can be started again with their limits. No allocation is in progress meanwhile: its limit
 // is kept before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
 func (a *allocator) KeepLimits(ctx context.Context) error {
-	release, err := a.lock(ctx, 1)
+	release, err := a.lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,11 +120,8 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
 }
 
-// lock locks mutex for a call for this number of devices.
-func (a *allocator) lock(ctx context.Context, devices int) (release func(), err error) {
-	if devices <= 0 {
-		return nil, &allocation.Rejection{Result: allocation.RefusedInvalid, Text: "the kubelet asked for no devices"}
-	}
+// lock locks mutex for a call.
+func (a *allocator) lock(ctx context.Context) (release func(), err error) {
 	select {
 	case a.mutex <- struct{}{}:
 		return func() { <-a.mutex }, nil
@@ -215,16 +210,6 @@ func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet
 	a.annotate(d.Pod.UID)
 }
 
-// reject counts a call that ends before a decision.
-func (a *allocator) reject(err error) error {
-	result := allocation.RefusedUnavailable
-	if rejection := (*allocation.Rejection)(nil); errors.As(err, &rejection) {
-		result, err = rejection.Result, status.Error(codes.InvalidArgument, rejection.Text)
-	}
-	a.metrics.allocations.WithLabelValues(string(result)).Inc()
-	return err
-}
-
 // snapshots takes the snapshots for decisions. The allocator's mutex guards its fields.
 type snapshots struct {
 	cards  *cardState
@@ -232,37 +217,24 @@ type snapshots struct {
 	record *allocation.Record
 	// rejected are the pods of which an allocation was rejected, as long as they exist.
 	rejected map[gpu.PodUID]bool
-	// met holds the pods of the record that the informer has had in its cache under their own UID.
-	met map[gpu.PodUID]bool
 	// registered is when the plugin last registered with the kubelet.
 	registered time.Time
 }
 
-// Cached returns a snapshot with the pods of the informer's cache. It adds those with a record to met.
-func (s *snapshots) Cached() allocation.Snapshot {
-	snapshot := s.Of(s.pods.Cached())
-	for i := range snapshot.Pods {
-		if uid := snapshot.Pods[i].UID; snapshot.Given[uid] != nil {
-			s.met[uid] = true
-		}
-	}
-	return snapshot
-}
+// Cached returns a snapshot with the pods of the informer's cache.
+func (s *snapshots) Cached() allocation.Snapshot { return s.Of(s.pods.Cached()) }
 
-// Of returns a snapshot with these pods. It omits the allocations of other pods that the informer has known: they are
-// deleted. The record learns of a deletion later than the informer, and the informer later than the API server.
+// Of returns a snapshot with these pods.
 func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	cards, adapters := s.cards.WithAdapters()
-	given := s.record.Snapshot()
 	present := map[gpu.PodUID]bool{}
 	for i := range pods {
 		present[pods[i].UID] = true
 	}
 	maps.DeleteFunc(s.rejected, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
-	maps.DeleteFunc(s.met, func(uid gpu.PodUID, _ bool) bool { return given[uid] == nil })
-	maps.DeleteFunc(given, func(uid gpu.PodUID, _ allocation.PodAllocations) bool { return s.met[uid] && !present[uid] })
 	return allocation.Snapshot{
-		Cards: cards, Adapters: adapters, Pods: pods, Others: s.pods.Others(), Given: given, Rejected: s.rejected, KubeletAge: time.Since(s.registered),
+		Cards: cards, Adapters: adapters, Pods: pods, Others: s.pods.Others(), Given: s.record.Snapshot(), Rejected: s.rejected,
+		KubeletAge: time.Since(s.registered),
 	}
 }
 

@@ -90,7 +90,6 @@ func New(o Options) (*Plugin, error) {
 	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name and a directory")
 	}
-	o.Events = capitalized{o.Events}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
 		logger: klog.Background(), interval: time.Second, callGap: time.Second, callDelay: 100 * time.Millisecond, stop: make(chan struct{}),
 	}}
@@ -144,7 +143,7 @@ func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) 
 	}
 	p.allocator = &allocator{
 		snapshots: &snapshots{
-			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{}, met: map[gpu.PodUID]bool{},
+			cards: p.cards, pods: p.pods, record: record, rejected: map[gpu.PodUID]bool{},
 		},
 		checkpoint: p.checkpoint, kubelet: p.resources, isolator: p.isolator, metrics: p.metrics, annotate: queue.Add,
 		responses: &responses{

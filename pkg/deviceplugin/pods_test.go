@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clientfake "k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -151,45 +149,4 @@ func TestTransformPod(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "uid-a"}, pod: live, instances: map[string]string{"main": "containerd://1"},
 	}
 	check.Equal(t, "the result", want, got, cmp.AllowUnexported(podInfo{}))
-}
-
-// TestDeletedPods: the list of pods can lack a pod before the record learns of the pod's deletion.
-func TestDeletedPods(t *testing.T) {
-	pods, err := newPodSource(fakeClient(clientfake.NewClientset()), testNode)
-	check.Must(t, err)
-	one := allocation.PodAllocations{"main": giveOne(0, 1)}
-	s := &snapshots{
-		pods: pods, cards: newCardState(), met: map[gpu.PodUID]bool{}, rejected: map[gpu.PodUID]bool{},
-		record: allocation.NewRecord(allocation.Allocations{"uid-stays": one, "uid-goes": one, "uid-unseen": one}),
-	}
-	stays, goes, unseen := newPod("stays", main(1)), newPod("goes", main(1)), newPod("unseen", main(1))
-	informed := func(objects ...*corev1.Pod) {
-		t.Helper()
-		var infos []any
-		for _, pod := range objects {
-			info, _ := transformPod(pod)
-			infos = append(infos, info)
-		}
-		check.Must(t, pods.informer.GetStore().Replace(infos, ""))
-	}
-	live := func(objects ...*corev1.Pod) []allocation.Pod {
-		var out []allocation.Pod
-		for _, pod := range objects {
-			out = append(out, readPod(pod))
-		}
-		return out
-	}
-	check := func(s allocation.Snapshot, want ...gpu.PodUID) {
-		t.Helper()
-		check.Equal(t, "the result", want, slices.Sorted(maps.Keys(s.Given)))
-	}
-	informed(stays, goes)
-	check(s.Cached(), "uid-goes", "uid-stays", "uid-unseen")
-	check(s.Of(live(stays, goes, unseen)), "uid-goes", "uid-stays", "uid-unseen")
-	check(s.Cached(), "uid-goes", "uid-stays", "uid-unseen") // The informer lags behind the API server.
-	check(s.Of(live(stays)), "uid-stays", "uid-unseen")
-	informed(stays)
-	for range 2 {
-		check(s.Cached(), "uid-stays", "uid-unseen")
-	}
 }

@@ -95,7 +95,7 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 		p.resources.connection.Connect()
 		return p.resources.connection.GetState() == connectivity.Ready
 	})
-	release, err := p.allocator.lock(t.Context(), 1)
+	release, err := p.allocator.lock(t.Context())
 	check.Must(t, err)
 	defer release()
 	p.allocator.snapshots.registered = time.Now().Add(-started)

@@ -9,11 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	events "k8s.io/client-go/tools/record"
 
@@ -52,26 +50,6 @@ const (
 // node's name, because `kubectl describe node` finds the Events by it.
 func nodeReference(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
-}
-
-// capitalized makes the texts of Events begin with a capital: many of them are texts of errors.
-type capitalized struct{ events.EventRecorder }
-
-// Event implements EventRecorder.
-func (c capitalized) Event(object runtime.Object, kind, reason, text string) {
-	c.AnnotatedEventf(object, nil, kind, reason, "%s", text)
-}
-
-// Eventf implements EventRecorder.
-func (c capitalized) Eventf(object runtime.Object, kind, reason, format string, args ...any) {
-	c.AnnotatedEventf(object, nil, kind, reason, format, args...)
-}
-
-// AnnotatedEventf implements EventRecorder.
-func (c capitalized) AnnotatedEventf(object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	_, size := utf8.DecodeRuneInString(text)
-	c.EventRecorder.AnnotatedEventf(object, annotations, kind, reason, "%s", strings.ToUpper(text[:size])+text[size:])
 }
 
 // reporter reports changes of the node's cards as Events on the node.

@@ -60,20 +60,6 @@ func TestConditionSince(t *testing.T) {
 	}
 }
 
-// TestCapitalized: an Event begins with a capital also if its text is that of an error.
-func TestCapitalized(t *testing.T) {
-	recorder := events.NewFakeRecorder(10)
-	for text, want := range map[string]string{"no driver": "No driver", "Xid 79": "Xid 79", "‘x’ is wrong": "‘x’ is wrong"} {
-		capitalized{recorder}.Event(nodeReference(testNode), "Warning", "A", text)
-		capitalized{recorder}.Eventf(nodeReference(testNode), "Warning", "A", "%s", text)
-		for range 2 {
-			if got := <-recorder.Events; got != "Warning A "+want {
-				t.Errorf("got %q, want %q", got, want)
-			}
-		}
-	}
-}
-
 func TestEventLimit(t *testing.T) {
 	cards := newCardState()
 	recorder := events.NewFakeRecorder(1000)

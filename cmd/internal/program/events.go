@@ -1,13 +1,17 @@
 package program
 
 import (
+	"strings"
+	"unicode/utf8"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// ShortEvents returns a sink that shortens the messages of Events and writes them to another sink.
+// ShortEvents returns a sink that shortens the messages of Events, and writes them to another sink. They begin with a capital: many are texts of
+// errors.
 func ShortEvents(sink record.EventSink) record.EventSink { return shortEvents{sink} }
 
 // shortEvents passes patches on as they are: they count an Event that was written before.
@@ -24,10 +28,8 @@ func (e shortEvents) Update(event *corev1.Event) (*corev1.Event, error) {
 }
 
 func short(event *corev1.Event) *corev1.Event {
-	if len(event.Message) <= protocol.MaxText {
-		return event
-	}
-	event = event.DeepCopy()
-	event.Message = protocol.Shorten(event.Message)
-	return event
+	out := *event
+	_, size := utf8.DecodeRuneInString(event.Message)
+	out.Message = protocol.Shorten(strings.ToUpper(event.Message[:size]) + event.Message[size:])
+	return &out
 }

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // sink keeps the messages of Events.
@@ -27,8 +28,12 @@ func TestShortEvents(t *testing.T) {
 	long := &corev1.Event{Message: strings.Repeat("x", 2000)}
 	_, _ = events.Create(long)
 	_, _ = events.Update(long)
-	_, _ = events.Create(&corev1.Event{Message: "short"})
-	if got := kept.messages; len(got) != 3 || len(got[0]) != protocol.MaxText || got[1] != got[0] || got[2] != "short" || len(long.Message) != 2000 {
+	for _, message := range []string{"short", "Xid 79", "‘x’ is wrong", ""} {
+		_, _ = events.Create(&corev1.Event{Message: message})
+	}
+	got := kept.messages
+	if len(got) != 6 || len(got[0]) != protocol.MaxText || got[1] != got[0] || long.Message[0] != 'x' || len(long.Message) != 2000 {
 		t.Errorf("messages %q", got)
 	}
+	check.Equal(t, "short messages", []string{"Short", "Xid 79", "‘x’ is wrong", ""}, got[2:])
 }
