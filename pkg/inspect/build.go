@@ -200,10 +200,7 @@ func buildNode(object *corev1.Node, pods []*corev1.Pod, unit gpu.Unit, state *le
 		node.Cards = append(node.Cards, out)
 		node.Total = node.Total.Add(card.Memory)
 	}
-	for _, adapter := range parsed.Adapters {
-		node.Adapters = append(node.Adapters, Adapter(adapter))
-	}
-	slices.SortFunc(node.Adapters, func(a, b Adapter) int { return cmp.Compare(a.Name, b.Name) })
+	node.Adapters = slices.SortedFunc(slices.Values(parsed.Adapters), func(a, b gpu.Adapter) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(node.Cards, func(a, b Card) int { return cmp.Compare(a.Index, b.Index) })
 
 	allocations := map[types.UID]ledger.Allocation{}

@@ -92,7 +92,7 @@ type Node struct {
 	Problems []string `json:"problems"`
 	Cards    []Card   `json:"cards"`
 	// Adapters are the node's RDMA adapters, sorted by name; left out if it has none.
-	Adapters []Adapter `json:"adapters,omitempty"`
+	Adapters []gpu.Adapter `json:"adapters,omitempty"`
 	Pods     []Pod     `json:"pods"`
 
 	// closed is the first reason why no new pod can run on the node; empty if pods can.
@@ -117,17 +117,6 @@ type Card struct {
 	Oversubscribed bool `json:"oversubscribed"`
 	// RDMAPorts are the active ports of the RDMA adapters near the card, such as "mlx5_0:1", separated by commas.
 	RDMAPorts string `json:"rdmaPorts,omitempty"`
-}
-
-// Adapter is an RDMA adapter, with the fields of gpu.Adapter.
-type Adapter struct {
-	Name        string `json:"name"`
-	Device      string `json:"device"`
-	ActivePorts []int  `json:"activePorts,omitempty"`
-	LinkLayer   string `json:"linkLayer,omitempty"`
-	PCIAddress  string `json:"pciAddress,omitempty"`
-	// NUMANode is -1 if it is unknown.
-	NUMANode int `json:"numaNode"`
 }
 
 // Pod is a pod that holds GPU memory of its node: from its binding until it has ended.

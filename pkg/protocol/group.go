@@ -2,7 +2,6 @@ package protocol
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -257,32 +256,16 @@ func claims(pod *corev1.Pod) (names []string) {
 
 func hashOf(pod *corev1.Pod, claims []string) string {
 	spec := &pod.Spec
-	shape := struct {
-		Selector    map[string]string
-		Affinity    *corev1.Affinity
-		Tolerations []corev1.Toleration
-		Spread      []corev1.TopologySpreadConstraint
-		Scheduler   string
-		Priority    *int32
-		Overhead    corev1.ResourceList
-		HostNetwork bool
-		Resources   *corev1.ResourceRequirements
-		Containers  []step
-		Ports       []corev1.ContainerPort
-		Claims      []string
-		Devices     []corev1.PodResourceClaim
-	}{
-		Selector: spec.NodeSelector, Affinity: spec.Affinity, Tolerations: spec.Tolerations,
-		Spread: spec.TopologySpreadConstraints, Scheduler: spec.SchedulerName, Priority: spec.Priority,
-		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, Claims: claims, Devices: spec.ResourceClaims, Resources: spec.Resources,
+	shape := corev1.PodSpec{
+		NodeSelector: spec.NodeSelector, Affinity: spec.Affinity, Tolerations: spec.Tolerations,
+		TopologySpreadConstraints: spec.TopologySpreadConstraints, SchedulerName: spec.SchedulerName, Priority: spec.Priority,
+		Overhead: spec.Overhead, HostNetwork: spec.HostNetwork, ResourceClaims: spec.ResourceClaims, Resources: spec.Resources,
+		InitContainers: shapes(spec.InitContainers), Containers: shapes(spec.Containers),
 	}
-	for when, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
-		for i := range containers {
-			shape.Containers = append(shape.Containers, step{when, containers[i].RestartPolicy, containers[i].Resources})
-			shape.Ports = append(shape.Ports, containers[i].Ports...)
-		}
+	for _, claim := range claims {
+		shape.Volumes = append(shape.Volumes, corev1.Volume{Name: claim})
 	}
-	text, err := json.Marshal(shape)
+	text, err := shape.Marshal()
 	if err != nil {
 		text = []byte(pod.UID) // Unreachable; the pod would be treated as the only one of its template.
 	}
@@ -291,10 +274,11 @@ func hashOf(pod *corev1.Pod, claims []string) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// step is a container's requests with its kind (0 for init containers, 1 for app containers) and restart policy, because
-// init containers run one after the other and the others at the same time.
-type step struct {
-	When    int
-	Restart *corev1.ContainerRestartPolicy
-	Asks    corev1.ResourceRequirements
+// shapes returns what of the containers matters to kube-scheduler.
+func shapes(containers []corev1.Container) []corev1.Container {
+	out := make([]corev1.Container, len(containers))
+	for i, c := range containers {
+		out[i] = corev1.Container{RestartPolicy: c.RestartPolicy, Resources: c.Resources, Ports: c.Ports}
+	}
+	return out
 }

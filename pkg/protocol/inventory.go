@@ -84,17 +84,7 @@ type inventoryJSON struct {
 	Simulated bool       `json:"simulated,omitempty"`
 	Cards     []cardJSON `json:"cards"`
 
-	Adapters []adapterJSON `json:"adapters,omitempty"`
-}
-
-// adapterJSON has the fields of gpu.Adapter.
-type adapterJSON struct {
-	Name        string `json:"name"`
-	Device      string `json:"device"`
-	ActivePorts []int  `json:"activePorts,omitempty"`
-	LinkLayer   string `json:"linkLayer,omitempty"`
-	PCIAddress  string `json:"pciAddress,omitempty"`
-	NUMANode    int    `json:"numaNode"`
+	Adapters []gpu.Adapter `json:"adapters,omitempty"`
 }
 
 type cardJSON struct {
@@ -122,7 +112,7 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	}
 	out := inventoryJSON{
 		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features,
-		DRADriver: inv.DRADriver, Simulated: inv.Simulated, Cards: []cardJSON{},
+		DRADriver: inv.DRADriver, Simulated: inv.Simulated, Cards: []cardJSON{}, Adapters: inv.Adapters,
 	}
 	for _, c := range inv.Cards {
 		card := cardJSON{
@@ -133,9 +123,6 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 			card.NUMANode = &c.NUMANode
 		}
 		out.Cards = append(out.Cards, card)
-	}
-	for _, adapter := range inv.Adapters {
-		out.Adapters = append(out.Adapters, adapterJSON(adapter))
 	}
 	return json.Marshal(out)
 }
