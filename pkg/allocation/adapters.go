@@ -72,9 +72,11 @@ func (s *Snapshot) withAdapters(d Decision, unsure bool) Decision {
 }
 
 // unsureOfAdapters is why a container gets no adapter, although there are some near its cards and its pod asks for them.
-const unsureOfAdapters = "the kubelet can't be asked which of several pods with the same request it starts, and they differ in the label gpushare.aliyun.com/rdma"
+const unsureOfAdapters = "the kubelet can't be asked which of several pods with the same request it starts, and they differ in the label " +
+	"gpushare.aliyun.com/rdma"
 
 func (d Decision) rejectWithoutPort() Decision {
 	where := d.Pod.Over(len(d.Cards)).On(d.Indexes()...)
-	return d.Reject(RefusedUnavailable, "pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
+	return d.Reject(RefusedUnavailable,
+		"pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
 }

@@ -281,7 +281,8 @@ func patchCards(ctx context.Context, client Client, node string, inventory any, 
 // Cleanup removes from a Node object what only the plugin writes there: the inventory and the amounts beside the memory. A plugin that
 // still runs on the node writes both again.
 func Cleanup(ctx context.Context, client Client, node string) error {
-	if err := patchCards(ctx, client, node, nil, map[corev1.ResourceName]*resource.Quantity{protocol.ResourceCount: nil, protocol.ResourceCores: nil}); err != nil {
+	amounts := map[corev1.ResourceName]*resource.Quantity{protocol.ResourceCount: nil, protocol.ResourceCores: nil}
+	if err := patchCards(ctx, client, node, nil, amounts); err != nil {
 		return fmt.Errorf("removing %s and the inventory from node %s: %w", protocol.ResourceCount, node, err)
 	}
 	return nil
@@ -295,8 +296,8 @@ func (k *nodeKeeper) warnOfWholeCards(ctx context.Context, node *corev1.Node, dr
 	}
 	offers := strings.Join(resources, ", ")
 	if offers != "" && offers != k.wholeCards {
-		klog.FromContext(ctx).Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is scheduled to share them: remove one of the two",
-			"node", k.name, "offers", offers)
+		klog.FromContext(ctx).Info("The node also offers its cards by NVIDIA's device plugin or DRA driver, so no pod is scheduled to share them: "+
+			"remove one of the two", "node", k.name, "offers", offers)
 		k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventSharedTwice,
 			"the node offers %s and %s at once, which exclude each other", offers, protocol.ResourceMemory)
 	}

@@ -76,7 +76,8 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 	}
 	logger.Info("Allocated cards", "cards", d.Indexes())
 	if d.Moved != "" {
-		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got %s: %s", d.Container.Name, allocation.Give(d.Container, d.Cards).Cards, d.Moved)
+		r.events.Eventf(object, corev1.EventTypeWarning, eventMoved, "container %s got %s: %s",
+			d.Container.Name, allocation.Give(d.Container, d.Cards).Cards, d.Moved)
 	}
 	if d.NoAdapter != "" {
 		logger.Info("Gave no RDMA adapter", "reason", d.NoAdapter)

@@ -93,7 +93,7 @@ type Node struct {
 	Cards    []Card   `json:"cards"`
 	// Adapters are the node's RDMA adapters, sorted by name; left out if it has none.
 	Adapters []gpu.Adapter `json:"adapters,omitempty"`
-	Pods     []Pod     `json:"pods"`
+	Pods     []Pod         `json:"pods"`
 
 	// closed is the first reason why no new pod can run on the node; empty if pods can.
 	closed string

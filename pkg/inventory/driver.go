@@ -109,10 +109,10 @@ var symbolsMode = []string{"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetC
 
 // Functions of which each driver has one version at least; old ones have none for clients of MPS. The bindings call the newest one that the
 // library has.
-var (
-	symbolsCompute  = []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}
-	symbolsMPS      = []string{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}
-	symbolsGraphics = []string{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}
+const (
+	symbolCompute  = "nvmlDeviceGetComputeRunningProcesses"
+	symbolMPS      = "nvmlDeviceGetMPSComputeRunningProcesses"
+	symbolGraphics = "nvmlDeviceGetGraphicsRunningProcesses"
 )
 
 // device is the state of one card as the driver reports it in one listing.
@@ -168,6 +168,7 @@ func openDriver(path string) (*driver, error) {
 	}
 	defer func() { _ = library.Close() }() // the bindings open the library themselves
 	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
+	hasVersion := func(symbol string) bool { return has(symbol) || has(symbol+"_v2") || has(symbol+"_v3") }
 	required := slices.Clone(requiredSymbols)
 	if !has(symbolWaitV2) {
 		required = append(required, symbolWait)
@@ -185,9 +186,9 @@ func openDriver(path string) (*driver, error) {
 		hasMemoryInfo: has(symbolMemoryInfo),
 		hasLimits:     has(symbolGetLimits) && has(symbolSetLimits),
 		hasModes:      !slices.ContainsFunc(symbolsMode, func(symbol string) bool { return !has(symbol) }),
-		hasCompute:    slices.ContainsFunc(symbolsCompute, has),
-		hasGraphics:   slices.ContainsFunc(symbolsGraphics, has),
-		hasMPS:        slices.ContainsFunc(symbolsMPS, has),
+		hasCompute:    hasVersion(symbolCompute),
+		hasGraphics:   hasVersion(symbolGraphics),
+		hasMPS:        hasVersion(symbolMPS),
 		hasAncestor:   has(symbolAncestor),
 		hasP2P:        has(symbolP2P),
 		hasPCI:        has(symbolPCIInfo),

@@ -120,7 +120,8 @@ func (d *driver) hasHook(card Card) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the CDI device %s=%s has no hook %s: NVIDIA's container toolkit 1.20.1 and a new specification are needed", CardKind, card.Device, limitHook)
+	return fmt.Errorf("the CDI device %s=%s has no hook %s: NVIDIA's container toolkit 1.20.1 and a new specification are needed",
+		CardKind, card.Device, limitHook)
 }
 
 // limits reports whether these are the arguments of a hook that limits memory of the card.

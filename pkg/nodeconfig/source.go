@@ -85,7 +85,8 @@ func (s Source) Ignored(label string) string {
 	if label == "" || s.perNode() {
 		return ""
 	}
-	return fmt.Sprintf("label %s=%s has no effect: the device plugin has no directory of configurations (--config, devicePlugin.config in the chart)", protocol.LabelConfig, label)
+	return fmt.Sprintf("label %s=%s has no effect: the device plugin has no directory of configurations (--config, devicePlugin.config in the chart)",
+		protocol.LabelConfig, label)
 }
 
 // names returns the names of the configurations in the directory. What begins with a dot belongs to the kubelet, which mounts it.

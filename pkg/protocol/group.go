@@ -46,9 +46,10 @@ func JobSetOf(pod *corev1.Pod) string { return pod.Labels[labelJobSet] }
 
 // The errors of a pod with an invalid group. GroupOf adds the key and its value. The texts are shown to users.
 var (
-	ErrGroupUnnamed       = errors.New("the pod has a group size and no group name")
-	ErrGroupUnsized       = errors.New("the pod has a group name and no group size")
-	ErrGroupName          = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends")
+	ErrGroupUnnamed = errors.New("the pod has a group size and no group name")
+	ErrGroupUnsized = errors.New("the pod has a group name and no group size")
+	ErrGroupName    = errors.New("the group's name is not a valid label value: up to 63 letters, digits, '-', '_' and '.', " +
+		"with a letter or digit at both ends")
 	ErrGroupSize          = errors.New("the group's size is not a positive integer up to 100000")
 	ErrGroupContradictory = errors.New("the pod's annotations and labels disagree on its group")
 	ErrGroupLabel         = errors.New("the pod lacks the label that completes the name of its group")

@@ -34,7 +34,8 @@ func UnreadLabel(node *corev1.Node) string {
 		case !shared && letters(key[strings.Index(key, "/")+1:]) == LabelShared:
 			return fmt.Sprintf("the label %s=%s has no effect: write %s=true", key, value, LabelShared)
 		case strings.HasPrefix(key, labelPrefix):
-			return fmt.Sprintf("the label %s=%s has no effect: remove it, or write one of the labels of nodes that gpushare reads: %s", key, value, strings.Join(nodeLabels, ", "))
+			return fmt.Sprintf("the label %s=%s has no effect: remove it, or write one of the labels of nodes that gpushare reads: %s",
+				key, value, strings.Join(nodeLabels, ", "))
 		}
 	}
 	return ""
