@@ -155,6 +155,10 @@ func (c *check) backoff() {
 func (c *check) profiles() {
 	group, _, _ := strings.Cut(string(protocol.ResourceMemory), "/")
 	for i := range c.config.Profiles {
+		if !countsResources(c.config.Profiles[i].Plugins) {
+			c.add(Warning, field.NewPath("profiles").Index(i).Child("plugins"), "the filter of %s is disabled: unless another plugin counts a node's GPU memory, "+
+				"kube-scheduler doesn't preempt for it; enable it", nodeResourcesFit)
+		}
 		for j, plugin := range c.config.Profiles[i].PluginConfig {
 			fit, ok := plugin.Args.Object.(*schedulerv1.NodeResourcesFitArgs)
 			if !ok {
@@ -170,6 +174,28 @@ func (c *check) profiles() {
 			}
 		}
 	}
+}
+
+// nodeResourcesFit is the name of the plugin that counts a node's resources (k8s.io/kubernetes pkg/scheduler/framework/plugins/names).
+const nodeResourcesFit = "NodeResourcesFit"
+
+// countsResources reports whether the plugin that counts a node's resources filters. What a profile enables or disables for one extension point
+// precedes what it does for all.
+func countsResources(plugins *schedulerv1.Plugins) bool {
+	if plugins == nil {
+		return true
+	}
+	has := func(set []schedulerv1.Plugin, all string) bool {
+		return slices.ContainsFunc(set, func(p schedulerv1.Plugin) bool { return p.Name == nodeResourcesFit || p.Name == all })
+	}
+	filter, every := plugins.Filter, plugins.MultiPoint
+	switch {
+	case has(filter.Enabled, nodeResourcesFit):
+		return true
+	case has(filter.Disabled, "*"):
+		return false
+	}
+	return has(every.Enabled, nodeResourcesFit) || !has(every.Disabled, "*")
 }
 
 // extenders finds the entry for gpushare and checks all entries.
