@@ -22,8 +22,8 @@ func (c cpu) Return(string, gpu.PodUID)          {}
 func TestNeverFits(t *testing.T) {
 	large := cpu{[]gpu.PodUID{"bob/cpu"}}
 	f := newFixture(t, []gpu.Memory{4, 4}, func(o *Options) {
-		o.Capacity = func(bool) ledger.Capacity { return large }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity(false) }
+		o.Capacity = func(...ledger.Source) ledger.Capacity { return large }
+		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
 	})
 	f.pod("alice/1", 4)
 	f.pod("alice/2", 4)
@@ -72,8 +72,8 @@ func TestNeverFitsExpires(t *testing.T) {
 // A pod that is too large for every card is no demand, although a smaller one of the same kind is tried before it and has no room.
 func TestNeverFitsBehindSmaller(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{8}, func(o *Options) {
-		o.Capacity = func(bool) ledger.Capacity { return cpu{} }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity(false) }
+		o.Capacity = func(...ledger.Source) ledger.Capacity { return cpu{} }
+		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
 	})
 	f.pod("bob/1", 8)
 	f.tick(0)
@@ -89,8 +89,8 @@ func TestNeverFitsBehindSmaller(t *testing.T) {
 // nowhere now.
 func TestManySizes(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{1000, 10}, func(o *Options) {
-		o.Capacity = func(bool) ledger.Capacity { return cpu{} }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity(false) }
+		o.Capacity = func(...ledger.Source) ledger.Capacity { return cpu{} }
+		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
 	})
 	f.pod("alice/large", 401)
 	f.tick(0)

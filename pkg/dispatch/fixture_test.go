@@ -73,7 +73,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 			}
 		},
 		Nodes:    nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		Capacity: func(bool) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
+		Capacity: func(...ledger.Source) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
 		TurnRules: exempt, Patience: patience, MayEvict: func() bool { return true },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}

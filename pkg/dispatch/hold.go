@@ -174,7 +174,7 @@ func (m *Manager) grantHeld(now time.Time) {
 	if len(m.reclaims.holds) == 0 {
 		return
 	}
-	capacity := m.Capacity(false) // The plans have counted what all of them need.
+	capacity := m.Capacity() // The plans have counted what all of them need.
 	m.endHolds(func(h *hold) bool { return h.state != making && m.grantHold(h, capacity, now) })
 }
 

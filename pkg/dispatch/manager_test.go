@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/check"
@@ -226,11 +227,11 @@ func TestGiveUpPlace(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/1", 4)
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"alice/1"}, f.ledger.CountedOn("n0", true))
+	want(t, "places", []gpu.PodUID{"alice/1"}, f.ledger.Counted("n0", ledger.Reclaimed))
 	if !f.GiveUpPlace("alice/1") || f.GiveUpPlace("alice/1") {
 		t.Error("there must be one place to give up")
 	}
-	want(t, "places", nil, f.ledger.CountedOn("n0", true))
+	want(t, "places", nil, f.ledger.Counted("n0", ledger.Reclaimed))
 	want(t, "allocations", 0, allocations(f))
 	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
 }
@@ -242,10 +243,10 @@ func TestTentativePlacement(t *testing.T) {
 	f.pod("alice/1", 4)
 	f.pod("alice/2", 4, age(1))
 	f.tick(0)
-	want(t, "places on n0", nil, f.ledger.CountedOn("n0", true))
-	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.ledger.CountedOn("n1", true))
+	want(t, "places on n0", nil, f.ledger.Counted("n0", ledger.Reclaimed))
+	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.ledger.Counted("n1", ledger.Reclaimed))
 	f.tick(2 * queue.Retry)
-	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.CountedOn("n0", true))
+	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.Counted("n0", ledger.Reclaimed))
 }
 
 // The terms of a tenant are the largest of its namespaces'. A change counts at once.
@@ -390,7 +391,7 @@ func TestFaults(t *testing.T) {
 		evictions += len(f.evicted)
 		var places []gpu.PodUID
 		for _, node := range f.ledger.Nodes() {
-			places = append(places, f.ledger.CountedOn(node.Name, true)...)
+			places = append(places, f.ledger.Counted(node.Name, ledger.Reclaimed)...)
 		}
 		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.reclaims.holds) > 0 ||
 			len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(places)+len(f.knownAdmitted())+len(f.inNamespace)+len(f.Manager.allocated)+len(f.kept) > 0 {

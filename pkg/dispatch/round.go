@@ -72,7 +72,7 @@ func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.keepEnded(now)
-	r.capacity, r.open = m.Capacity(true), m.openPods()
+	r.capacity, r.open = m.Capacity(ledger.Reclaimed), m.openPods()
 	p.rounds, m.effort = p.rounds+1, 0
 	if len(freed) > 0 {
 		p.freedAt = p.rounds

@@ -155,7 +155,7 @@ func TestCapacity(t *testing.T) {
 	}
 	want := func(what string, want ...gpu.PodUID) {
 		t.Helper()
-		if planned := mgr.Ledger.CountedOn("n", true); !slices.Equal(planned, want) {
+		if planned := mgr.Ledger.Counted("n", ledger.Reclaimed); !slices.Equal(planned, want) {
 			t.Errorf("%s: planned %v, want %v", what, planned, want)
 		}
 	}

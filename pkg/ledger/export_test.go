@@ -6,9 +6,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// ReservedNodes returns the number of nodes for which the ledger keeps pods that count in their capacity.
-func (l *Ledger) ReservedNodes() int { return len(l.reservations.counted.on) }
-
 // Shortlists returns the number of different lists of nodes among which Await chooses with the lock held.
 func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int {
 	lists := map[listKey]bool{}

@@ -127,7 +127,7 @@ func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, 
 		default:
 			n := l.nodes[name]
 			suits, reason := l.suitability(n, &view, &a, kind)
-			if n.hasReserved() {
+			if l.hasReserved(n) {
 				reason = l.reasonBeside(n, &a, reason)
 			}
 			if exact {
@@ -158,7 +158,7 @@ func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return reason
 	}
-	if !n.hasReserved() { // Mostly, and then without a look at the cards.
+	if !l.hasReserved(n) { // Mostly, and then without a look at the cards.
 		return n.totals.Fit(n.cards, &a.demand)
 	}
 	return l.reasonBeside(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
@@ -281,7 +281,7 @@ func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if
 // nothing is: kube-scheduler has checked that the pod fits what is free. n may be nil.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	return !n.hasReserved() || l.hasResourcesOnceGone(n, a, nil)
+	return !l.hasReserved(n) || l.hasResourcesOnceGone(n, a, nil)
 }
 
 // hasResourcesOnceGone is FitsResources.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -63,18 +62,6 @@ func TestHoldOfNewNode(t *testing.T) {
 	expect(t, "after the end", []reasons.Reason{reasons.Fits, reasons.Fits}, f.check(pod("x", 16), "n1", "n2"))
 }
 
-// Nodes come and go in a cluster with an autoscaler. What counts in their capacity is forgotten with its last reservation.
-func TestReservedOnForgets(t *testing.T) {
-	f := newFixture(t, spec(16))
-	f.hold([]heldPlace{{"a", "gone", gpu.On(0, 16), 1}, {"b", "n1", gpu.On(0, 8), 2}}, 0)
-	f.reserve("n1", pod("c", 8))
-	f.Own(ledger.Planned, "c", time.Time{})
-	expect(t, "nodes with reservations", 2, f.ReservedNodes())
-	f.hold(nil, 0)
-	f.Release("c")
-	expect(t, "nodes in the end", 0, f.ReservedNodes())
-}
-
 // A pod for which a second reservation is made before the first has ended counts nowhere once both have.
 func TestTwoHoldsOfOnePod(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))
@@ -82,10 +69,10 @@ func TestTwoHoldsOfOnePod(t *testing.T) {
 		f.AddReservation(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.CountedOn("n1", true))
+	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.Counted("n1", ledger.Reclaimed))
 	expect(t, "another pod", []reasons.Reason{reasons.Fits, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
 	f.End(ledger.Reclaimed, "second")
-	expect(t, "nodes with pods", 0, f.ReservedNodes())
+	expect(t, "pods in the end", 0, len(f.Counted("n1", ledger.Reclaimed))+len(f.Counted("n2", ledger.Reclaimed)))
 }
 
 // Two reservations of one pod on one node count there until both have ended.
@@ -95,9 +82,9 @@ func TestTwoHoldsOnOneNode(t *testing.T) {
 		f.AddReservation(id, held([]heldPlace{{"a", "n1", gpu.On(0, 8), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.CountedOn("n1", true))
+	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.Counted("n1", ledger.Reclaimed))
 	f.End(ledger.Reclaimed, "second")
-	expect(t, "nodes with pods", 0, f.ReservedNodes())
+	expect(t, "pods on the node in the end", 0, len(f.Counted("n1", ledger.Reclaimed)))
 }
 
 // Reservations with shares on many nodes, and with many on one.

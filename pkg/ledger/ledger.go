@@ -504,7 +504,7 @@ func (e *edit) end() []string {
 func (l *Ledger) addNode(name string) *node {
 	n := &node{
 		name: name, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
-		reserved: l.reservations.elsewhere[name], hasCounted: l.reservations.counted.any(name),
+		reserved: l.reservations.elsewhere[name],
 	}
 	delete(l.reservations.elsewhere, name)
 	l.nodes[name] = n

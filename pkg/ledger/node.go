@@ -14,8 +14,6 @@ import (
 type node struct {
 	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
 	known bool
-	// hasCounted is true if Ledger.CountedOn has pods.
-	hasCounted bool
 	// costs are what the outlook says of the node; nil if they aren't known, since the node or the outlook has changed.
 	costs atomic.Pointer[placement.Costs]
 	// tentative are the tentative placements that name this node, see AddTentative.
@@ -36,10 +34,10 @@ type node struct {
 
 	name        string
 	allocations map[gpu.PodUID]*Allocation
-	// requested is the sum of the allocations' requests, and leaving the number of those of pods that are being deleted: recount
-	// and assume maintain them.
-	requested gpu.Memory
-	leaving   int
+	// requested is the sum of the allocations' requests, leaving the number of those of pods that are being deleted, and assumed that of the assumed
+	// ones: recount and assume maintain them.
+	requested        gpu.Memory
+	leaving, assumed int
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
@@ -93,7 +91,7 @@ func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i] = n.cards[i].Empty()
 	}
-	n.requested, n.leaving = 0, 0
+	n.requested, n.leaving, n.assumed = 0, 0, 0
 	var presumed []*Allocation
 	for _, a := range n.allocations {
 		n.request(a)
@@ -139,6 +137,9 @@ func (n *node) request(a *Allocation) {
 	n.requested = n.requested.Add(a.Request)
 	if a.Leaving {
 		n.leaving++
+	}
+	if a.State == Assumed {
+		n.assumed++
 	}
 }
 

@@ -2,19 +2,18 @@ package ledger
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
 // Own records that the source keeps the pod's assumed allocation until Disown. If until isn't zero, the reservation is due then. Own does nothing
-// if the pod has no such allocation. It is called again after a Move.
+// if the pod has no such allocation.
 func (l *Ledger) Own(source Source, uid gpu.PodUID, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.reservations.placed[uid]; r != nil {
-		l.own(r, uid, source)
+		r.Source = source
 		if !until.IsZero() {
 			r.Until = until
 		}
@@ -29,7 +28,7 @@ func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
 	if r == nil || r.Source != source {
 		return false
 	}
-	l.own(r, uid, Direct)
+	r.Source = Direct
 	return true
 }
 
@@ -39,18 +38,6 @@ func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
 	defer l.mu.RUnlock()
 	r := l.reservations.placed[uid]
 	return r != nil && r.Source == source && !r.Binding
-}
-
-// own sets the source of a placed reservation.
-func (l *Ledger) own(r *Reservation, uid gpu.PodUID, source Source) {
-	for i := range r.Places {
-		l.uncount(r.Source, r.Places[i].Node, func(counted gpu.PodUID) bool { return counted == uid })
-	}
-	r.Source, r.Places = source, nil
-	if a := l.allocation(uid); a != nil && source != Direct {
-		r.Places = []Place{{Pod: a.Pod, Node: l.nodeOf[uid], On: a.Placement}}
-		l.count(source, &r.Places[0])
-	}
 }
 
 // Due returns the pods whose reservations are due, each of them once; if all is true, those that will be due later too.
@@ -99,7 +86,6 @@ func (l *Ledger) placedFor(uid gpu.PodUID) *Reservation {
 // endPlaced ends the pod's reservation, unless a bind has begun.
 func (l *Ledger) endPlaced(uid gpu.PodUID) {
 	if r := l.reservations.placed[uid]; r != nil && !r.Binding {
-		l.own(r, uid, Direct)
 		delete(l.reservations.placed, uid)
 	}
 }
@@ -110,79 +96,42 @@ func (l *Ledger) isBinding(uid gpu.PodUID) bool {
 	return r != nil && r.Binding
 }
 
-// CountedOn returns the pods whose reservations count in the capacity of the node: those of plans and of fair sharing, and if withReclaimed is
-// true those for which reclaim frees memory there. A Capacity may call it.
-func (l *Ledger) CountedOn(node string, withReclaimed bool) (uids []gpu.PodUID) {
-	c := l.reservations.counted
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, pod := range c.on[node] {
-		if withReclaimed || pod.source != Reclaimed {
-			uids = append(uids, pod.uid)
+// CountedOn returns the pods that count in the capacity of the node: those with places of plans and of fair sharing, and those for which one of the
+// sources has an awaited reservation there. The caller holds the lock: it is a Capacity that the ledger uses.
+func (l *Ledger) CountedOn(node string, awaited ...Source) (uids []gpu.PodUID) {
+	n := l.nodes[node]
+	if n == nil {
+		return nil
+	}
+	uids = l.placesOn(n)
+	for i := range n.reserved {
+		if r := &n.reserved[i]; slices.Contains(awaited, r.Source) {
+			uids = append(uids, r.Pod.UID)
 		}
 	}
-	slices.Sort(uids)
+	return distinct(uids)
+}
+
+// placesOn returns the pods that have places of plans and of fair sharing on the node. Other pods with assumed allocations are being bound, and
+// kube-scheduler counts them.
+func (l *Ledger) placesOn(n *node) (uids []gpu.PodUID) {
+	if n.assumed == 0 {
+		return nil // Mostly.
+	}
+	for uid, a := range n.allocations {
+		if a.State != Assumed {
+			continue
+		}
+		if source := l.reservations.placed[uid].Source; source == Planned || source == Granted {
+			uids = append(uids, uid)
+		}
+	}
 	return uids
 }
 
-// countedPods are the pods that count in the capacity of nodes. mu guards on. No other lock is taken while mu is held.
-type countedPods struct {
-	mu sync.Mutex
-	on map[string][]countedPod
-}
-
-type countedPod struct {
-	uid    gpu.PodUID
-	source Source
-}
-
-// counted reports whether pods with reservations of the source are counted pods.
-func (s Source) counted() bool { return s == Planned || s == Granted || s == Reclaimed }
-
-// count adds a place to the counted pods, if those of its source count.
-func (l *Ledger) count(source Source, place *Place) {
-	if source.counted() {
-		l.reservations.counted.add(place.Node, countedPod{place.Pod.UID, source})
-		l.setCounted(place.Node, true)
-	}
-}
-
-// uncount removes those of the source's counted pods on the node for which ends returns true.
-func (l *Ledger) uncount(source Source, name string, ends func(gpu.PodUID) bool) {
-	if source.counted() {
-		any := l.reservations.counted.remove(name, func(pod countedPod) bool { return pod.source == source && ends(pod.uid) })
-		l.setCounted(name, any)
-	}
-}
-
-func (l *Ledger) setCounted(name string, planned bool) {
-	if n := l.nodes[name]; n != nil {
-		n.hasCounted = planned
-	}
-}
-
-// any reports whether pods count on the node.
-func (c *countedPods) any(node string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.on[node]) > 0
-}
-
-func (c *countedPods) add(node string, pod countedPod) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.on[node] = append(c.on[node], pod)
-}
-
-// remove removes the pods of the node for which ends returns true, and reports whether others are left.
-func (c *countedPods) remove(node string, ends func(countedPod) bool) (any bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	on := slices.DeleteFunc(c.on[node], ends)
-	if len(on) == 0 {
-		delete(c.on, node)
-		return false
-	}
-	c.on[node] = on
-	return true
+// Counted is CountedOn for callers without the lock.
+func (l *Ledger) Counted(node string, awaited ...Source) []gpu.PodUID {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.CountedOn(node, awaited...)
 }

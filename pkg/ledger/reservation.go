@@ -19,7 +19,7 @@ type Reservation struct {
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. Between
 	// an item and a pod of which one needs a turn of fair sharing, priorities don't count, see comesBefore.
 	Priority int32
-	// Places are what is kept. A place counts until its pod has an allocation.
+	// Places are what an awaited reservation keeps. A place counts until its pod has an allocation.
 	Places []Place
 	// Victims are pods that are about to be evicted for the item. For a place that names no cards they count as terminating already.
 	Victims []gpu.PodUID
@@ -68,8 +68,7 @@ type reservations struct {
 	// items are the awaited reservations by source and the item's ID. The item of a nomination is its pod, whose UID is the ID.
 	items [sources]map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
-	placed  map[gpu.PodUID]*Reservation
-	counted *countedPods
+	placed map[gpu.PodUID]*Reservation
 }
 
 func newReservations() (r reservations) {
@@ -77,7 +76,6 @@ func newReservations() (r reservations) {
 		r.awaited[source], r.items[source] = map[gpu.PodUID]*Reservation{}, map[string]*Reservation{}
 	}
 	r.elsewhere, r.placed = map[string][]reservedPlace{}, map[gpu.PodUID]*Reservation{}
-	r.counted = &countedPods{on: map[string][]countedPod{}}
 	return r
 }
 
@@ -143,7 +141,6 @@ func (l *Ledger) addPlace(r *Reservation, place Place) {
 		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reservedPlace) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
 		return slices.Insert(on, i, added)
 	})
-	l.count(r.Source, &place)
 }
 
 // endItem is End with the lock held. It returns the nodes of the places that counted until now.
@@ -152,10 +149,9 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 	if r == nil {
 		return nil
 	}
-	own, ending, last := l.reservations.awaited[source], map[gpu.PodUID]bool{}, ""
+	own, last := l.reservations.awaited[source], ""
 	for _, place := range r.Places {
 		uid := place.Pod.UID
-		ending[uid] = true
 		if own[uid] == r {
 			delete(own, uid)
 		}
@@ -170,11 +166,6 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 		last = place.Node
 		l.alterReserved(last, func(on []reservedPlace) []reservedPlace {
 			return slices.DeleteFunc(on, func(s reservedPlace) bool { return s.Reservation == r })
-		})
-		l.uncount(source, last, func(uid gpu.PodUID) bool {
-			ends := ending[uid]
-			delete(ending, uid) // Another reservation from the source can count the pod there too.
-			return ends
 		})
 	}
 	delete(l.reservations.items[source], id)

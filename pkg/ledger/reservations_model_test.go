@@ -23,10 +23,9 @@ type reservationModel struct {
 	nominated map[gpu.PodUID]nomination
 	held      []heldPlace
 	heldUpTo  int32
-	// binding are the pods of which a bind has begun, owner the sources of placed reservations, and counted where these count.
+	// binding are the pods of which a bind has begun, and owner the sources of placed reservations.
 	binding map[gpu.PodUID]bool
 	owner   map[gpu.PodUID]ledger.Source
-	counted map[gpu.PodUID]string
 }
 
 // isAssumed reports whether the pod has an assumed allocation.
@@ -36,13 +35,8 @@ func (m *reservationModel) isAssumed(uid gpu.PodUID) bool {
 
 // own sets the source of the pod's placed reservation, if there is one.
 func (m *reservationModel) own(uid gpu.PodUID, source ledger.Source) {
-	if !m.isAssumed(uid) && !m.binding[uid] {
-		return
-	}
-	m.owner[uid] = source
-	delete(m.counted, uid)
-	if a := m.allocations[uid]; a != nil && (source == ledger.Planned || source == ledger.Granted) {
-		m.counted[uid] = a.Node
+	if m.isAssumed(uid) || m.binding[uid] {
+		m.owner[uid] = source
 	}
 }
 
@@ -50,14 +44,17 @@ func (m *reservationModel) own(uid gpu.PodUID, source ledger.Source) {
 func (m *reservationModel) ended(uid gpu.PodUID) {
 	if !m.isAssumed(uid) && !m.binding[uid] {
 		delete(m.owner, uid)
-		delete(m.counted, uid)
 	}
 }
 
 // reservedOn returns the pods that count in the capacity of the node.
 func (m *reservationModel) reservedOn(node string) (uids []gpu.PodUID) {
-	for uid, on := range m.counted {
-		if on == node {
+	allocated := m.uids(node)
+	if _, known := m.specs[node]; !known && len(allocated) == 0 {
+		return nil
+	}
+	for _, uid := range allocated {
+		if owner := m.owner[uid]; m.isAssumed(uid) && (owner == ledger.Planned || owner == ledger.Granted) {
 			uids = append(uids, uid)
 		}
 	}
@@ -67,7 +64,7 @@ func (m *reservationModel) reservedOn(node string) (uids []gpu.PodUID) {
 		}
 	}
 	slices.Sort(uids)
-	return uids
+	return slices.Compact(uids)
 }
 
 type nomination struct {
@@ -185,7 +182,7 @@ func newReserver(f *fixture, worker uint64, seed uint64) *reserver {
 		simulation: &simulation{random: rand.New(rand.NewPCG(seed, worker)), fixture: f, clock: at},
 		model: &reservationModel{
 			model: newModel(), nominated: map[gpu.PodUID]nomination{},
-			binding: map[gpu.PodUID]bool{}, owner: map[gpu.PodUID]ledger.Source{}, counted: map[gpu.PodUID]string{},
+			binding: map[gpu.PodUID]bool{}, owner: map[gpu.PodUID]ledger.Source{},
 		},
 		alone: worker == 0,
 	}
@@ -373,7 +370,7 @@ func differ[T comparable](want, got T) error {
 // verify compares what some pods see of each node, and which pods count in its capacity.
 func (r *reserver) verify() error {
 	for _, node := range r.nodes {
-		if want, got := r.model.reservedOn(node), r.fixture.CountedOn(node, true); !slices.Equal(want, got) {
+		if want, got := r.model.reservedOn(node), r.fixture.Counted(node, ledger.Reclaimed); !slices.Equal(want, got) {
 			return fmt.Errorf("pods that count on %s: want %v, got %v", node, want, got)
 		}
 	}

@@ -218,11 +218,10 @@ func (t *trial) undo() {
 
 // unplace removes the pod's allocation and returns its capacity.
 func (t *trial) unplace(uid gpu.PodUID) {
-	n := t.edit.unplace(uid)
-	t.ranks.record(n)
 	if t.capacity != nil {
-		t.capacity.Return(n.name, uid)
+		t.capacity.Return(t.nodeOf[uid], uid) // While the ledger has the allocation: the Capacity may not have counted the node yet.
 	}
+	t.ranks.record(t.edit.unplace(uid))
 }
 
 // placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.

@@ -42,11 +42,13 @@ func (l *Ledger) requestsOf(uid gpu.PodUID) string {
 }
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
-func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.hasCounted) }
+func (l *Ledger) hasReserved(n *node) bool {
+	return n != nil && (len(n.reserved) > 0 || len(l.placesOn(n)) > 0)
+}
 
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
 func (l *Ledger) HasReserved(name string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.nodes[name].hasReserved()
+	return l.hasReserved(l.nodes[name])
 }

@@ -76,6 +76,8 @@ type Options struct {
 	// Leading is called right before each write; an error prevents the write.
 	Leading func() error
 	View    ledger.View
+	// Capacity returns a new count of what nodes have besides GPU memory, in which nominated pods count.
+	Capacity func() ledger.Capacity
 	// AnswerLost is how long after its begin a write can take effect whose answer was lost.
 	AnswerLost time.Duration
 	Writes     func(limit int) background.Group
@@ -227,11 +229,10 @@ func (n *Nominator) Tick(ctx context.Context) {
 
 // nominate chooses the nodes of single pods, and begins to write them. It reports whether there is none for some.
 func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (givenUp bool) {
-	view, unseen := n.View, n.unseen()
+	view := n.View
 	view.TentativeAt = n.Clock.Now()
-	capacity := n.Nodes.Capacity(func(node string) []gpu.PodUID { return unseen[node] }, false)
 	requests, granted := n.eligible(pods)
-	nodes := n.Ledger.NominateAll(requests, view, capacity)
+	nodes := n.Ledger.NominateAll(requests, view, n.Capacity())
 	for i, pod := range pods {
 		nodes[i] = cmp.Or(nodes[i], granted[i])
 		switch due := n.chosen(pod, nodes[i]); {
@@ -271,19 +272,6 @@ func (n *Nominator) eligible(pods []*clustercache.PodInfo) (requests []ledger.Re
 		}
 	}
 	return requests, granted
-}
-
-// unseen returns the pods whose nomination the watch hasn't shown, by node.
-func (n *Nominator) unseen() map[string][]gpu.PodUID {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	unseen := map[string][]gpu.PodUID{}
-	for uid, p := range n.pods {
-		if p.state == writing && p.node != "" {
-			unseen[p.node] = append(unseen[p.node], uid)
-		}
-	}
-	return unseen
 }
 
 // chosen records the node that was chosen for a pod. If node is empty, no node has room, and nominations don't help the pod. chosen reports

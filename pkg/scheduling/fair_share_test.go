@@ -411,7 +411,7 @@ func TestChargeEndsDuringBind(t *testing.T) {
 		if !ok {
 			t.Fatal("a bind is in flight")
 		}
-		f.pass("the place to be given up", func() bool { return len(f.ledger.CountedOn("n2", false)) == 0 })
+		f.pass("the place to be given up", func() bool { return len(f.ledger.Counted("n2")) == 0 })
 		f.want(pod, "assumed n2 card 0")
 		claim.End()
 		f.wantSettled(pod, "none")

@@ -101,6 +101,7 @@ func (s *Scheduler) newNominator() *sampling.Nominator {
 	return sampling.New(sampling.Options{
 		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
 		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+		Capacity:   func() ledger.Capacity { return s.capacity(ledger.Nominated) },
 		AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 	})
 }
@@ -122,7 +123,7 @@ func (s *Scheduler) newGroups() *groups {
 			}
 			return nil
 		},
-		Capacity:   func() ledger.Capacity { return s.capacity(true) },
+		Capacity:   func() ledger.Capacity { return s.capacity(ledger.Reclaimed) },
 		Failures:   s.failures,
 		NeedsTurn:  s.ledger.NeedsTurn,
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
@@ -143,10 +144,12 @@ func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.TurnRules)
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	options.Capacity = func(withHeld bool) ledger.Capacity { return s.capacity(withHeld) }
+	options.Capacity = s.capacity
 	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
 	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, func() reclaim.Capacity { return s.capacity(true) })
+	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, func() reclaim.Capacity {
+		return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.Counted(node, ledger.Reclaimed) }, false)
+	})
 	return f
 }
 

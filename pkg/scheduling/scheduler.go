@@ -140,9 +140,10 @@ func (s *Scheduler) view() ledger.View {
 	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 }
 
-// capacity returns a new count of what nodes have besides GPU memory. It counts the pods with reservations, see ledger.CountedOn.
-func (s *Scheduler) capacity(withReclaimed bool) *eligibility.Capacity {
-	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.CountedOn(node, withReclaimed) }, false)
+// capacity returns a new count of what nodes have besides GPU memory, for the ledger only. It counts the pods with reservations, see
+// ledger.CountedOn.
+func (s *Scheduler) capacity(awaited ...ledger.Source) ledger.Capacity {
+	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.CountedOn(node, awaited...) }, false)
 }
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
