@@ -311,6 +311,25 @@ func TestReclaimerWithoutGonePods(t *testing.T) {
 	}
 }
 
+// A pod with a thousand claims, which the API server would have to read before each attempt for any tenant.
+func TestReclaimerReadsFewClaims(t *testing.T) {
+	f := newReclaimFixture()
+	f.server.SetClaim("data", nil)
+	f.server.Set(fake.Edited(f.a, func(p *corev1.Pod) {
+		for range 1000 {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+			}})
+		}
+	}))
+	if !f.reclaim(f.need()) {
+		t.Error("not made")
+	}
+	if reads := f.server.Calls().Reads; reads > 2*maxClaims {
+		t.Errorf("%d reads", reads)
+	}
+}
+
 // The Events name tenants, shares, and what the tenants have.
 func TestReclaimerEvents(t *testing.T) {
 	f := newReclaimFixture()

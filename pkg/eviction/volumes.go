@@ -11,14 +11,20 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
+// maxClaims limits the claims of a pod that are read before evictions: a tenant can have many pods with hundreds of claims, and other tenants wait for
+// the reads.
+const maxClaims = 16
+
 // volumes reads the volumes to which the claims of the pod are bound. exist is false if a claim or its volume is missing or is about to be: kube-scheduler
 // doesn't place the pod then (k8s.io/kubernetes pkg/scheduler/framework/plugins/volumebinding, podHasPVCs).
 func (r *Reclaimer) volumes(ctx context.Context, pod *corev1.Pod) (volumes []*corev1.PersistentVolume, exist bool, err error) {
+	claims := 0
 	for i := range pod.Spec.Volumes {
 		name := claimName(pod, &pod.Spec.Volumes[i])
-		if name == "" {
+		if name == "" || claims == maxClaims {
 			continue
 		}
+		claims++
 		var of *corev1.PersistentVolume
 		claim, err := r.reads.Claim(ctx, pod.Namespace, name)
 		if err == nil && claim.Spec.VolumeName != "" {
