@@ -28,7 +28,10 @@ func TestDiagnose(t *testing.T) {
 			return diagnosis.Diagnosis{Reason: reasons.NoNode, Message: "no node that shares GPU memory can take the pod; n1: " + rejection}
 		}
 		want := map[string]diagnosis.Diagnosis{
-			"plain":     {Reason: reasons.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card"},
+			"plain": {
+				Reason: reasons.Fragmented, Message: "100 MiB free on n1, but the largest piece is 60 MiB: a pod gets one card",
+				Position: diagnosis.Position{Queued: true},
+			},
 			"choosy":    noNode("excluded by the pod's node selector (disk=ssd)"),
 			"gated":     {Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: quota"},
 			"nominated": {Reason: reasons.Nominated, Message: "pods of lower priority are leaving n1 to make room for it"},
