@@ -39,7 +39,8 @@ warns of a proxy in that shell's environment which kubeadm would give to kube-sc
 	f.DurationVar(&o.BindTimeout, "bind-timeout", defaultBindTimeout, "value of the extender's --bind-timeout")
 	f.DurationVar(&o.GangHold, "gang-hold", defaultGangHold, "value of the extender's --gang-hold")
 	f.StringSliceVar(&o.ClientNames, "client-names", []string{defaultClientName}, "value of the extender's --client-names")
-	f.IntVar(&o.NodesToScore, "percentage-of-nodes-to-score", chartNodesToScore, "value of the extender's --percentage-of-nodes-to-score; by default that of the Helm chart")
+	f.IntVar(&o.NodesToScore, "percentage-of-nodes-to-score", chartNodesToScore, "value of the extender's --percentage-of-nodes-to-score; by "+
+		"default that of the Helm chart")
 	return command
 }
 

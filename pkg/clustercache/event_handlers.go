@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Handler receives the changes of the cluster, in the order of the watches. The methods for pods are called on one
@@ -117,7 +118,8 @@ func lastState(object any) any {
 // relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.
 func relevantChange(old, node *corev1.Node) bool {
 	same := func(a, b corev1.ResourceList) bool { return maps.EqualFunc(a, b, resource.Quantity.Equal) }
+	closed := func(n *corev1.Node) []reasons.NodeProblem { return eligibility.Closed(n, protocol.Node{}) } // Annotations are compared.
 	return !maps.Equal(old.Annotations, node.Annotations) || !maps.Equal(old.Labels, node.Labels) ||
 		!same(old.Status.Capacity, node.Status.Capacity) || !same(old.Status.Allocatable, node.Status.Allocatable) ||
-		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(eligibility.Closed(old, protocol.Node{}), eligibility.Closed(node, protocol.Node{})) // Annotations are compared.
+		!equality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) || !slices.Equal(closed(old), closed(node))
 }

@@ -24,7 +24,8 @@ func (s *sharing) pod(p *PodInfo) {
 	texts := []*string{&p.Namespace, &p.Node, &p.NominatedNode, &p.RequestProblem}
 	if m := p.Member; m != nil {
 		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
-		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.PodGroup, &m.Controller, &m.Kind, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
+		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.PodGroup,
+			&m.Controller, &m.Kind, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
 	}
 	for _, text := range texts {
 		*text = s.podStrings.one(*text, *text)

@@ -120,17 +120,21 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 	flags.BoolVar(&o.groups, "groups", false, "Show the groups of pods (bound all together or not at all) instead of the nodes.")
 	flags.BoolVar(&o.usage, "usage", false, "Show the GPU memory that containers really use, as the nodes' device plugins measure it, instead of the nodes.")
 	flags.BoolVar(&o.shares, "shares", false, "Show the tenants that share the cluster, their weights, shares and use, instead of the nodes.")
-	flags.StringVar(&o.shareBy, "fair-share-by", "", "What a tenant is, with --shares: namespace or label:KEY. The default is the value of the extender's flag, if the extender runs in a pod.")
-	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always contain everything.")
+	flags.StringVar(&o.shareBy, "fair-share-by", "", "What a tenant is, with --shares: namespace or label:KEY. The default is the value of the "+
+		"extender's flag, if the extender runs in a pod.")
+	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always "+
+		"contain everything.")
 	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
 	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, which is the default; overrides -n.")
 	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print only the rows of the table, for scripts.")
-	flags.StringVar(&o.color, "color", colorAuto, "When to use colors and bars: auto (on terminals; NO_COLOR turns off colors), always (also in pipes) or never (no colors).")
+	flags.StringVar(&o.color, "color", colorAuto, "When to use colors and bars: auto (on terminals; NO_COLOR turns off colors), always (also in "+
+		"pipes) or never (no colors).")
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
 	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
-	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums always include all pods."
+	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums " +
+		"always include all pods."
 	if err := o.addCompletion(cmd); err != nil {
 		panic(err) // Unreachable: the flags were defined above.
 	}

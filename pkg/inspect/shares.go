@@ -111,7 +111,8 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (extender, scheduler)", FieldSelector: "status.phase=Running"}
 	err := each(ctx, "the extender's pods", client.CoreV1().Pods(metav1.NamespaceAll).List, options, func(pod *corev1.Pod) {
 		i := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == extenderContainer })
-		runs := slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == extenderContainer && c.State.Running != nil })
+		running := func(c corev1.ContainerStatus) bool { return c.Name == extenderContainer && c.State.Running != nil }
+		runs := slices.ContainsFunc(pod.Status.ContainerStatuses, running)
 		if i >= 0 && runs && (newest == nil || newest.CreationTimestamp.Before(&pod.CreationTimestamp)) {
 			newest, args = pod, pod.Spec.Containers[i].Args
 		}

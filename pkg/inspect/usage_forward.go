@@ -100,9 +100,9 @@ func (f forwarder) dialer(plugin *corev1.Pod) (httpstream.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return portforward.NewFallbackDialerForStreaming(websocket, spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, url), func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	}), nil
+	fallBack := func(err error) bool { return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) }
+	old := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	return portforward.NewFallbackDialerForStreaming(websocket, old, fallBack), nil
 }
 
 // getUsage asks for the measured use over a connection to the plugin.

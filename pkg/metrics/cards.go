@@ -21,7 +21,8 @@ var cardGauges = [...]struct {
 	name, help string
 	value      func(node *ledger.Node, card int) (float64, bool)
 }{
-	{"card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that count it.", func(node *ledger.Node, card int) (float64, bool) {
+	{"card_cores_allocated", "Computing of a card that pods ask for, in percent of the card; only of nodes that " +
+		"count it.", func(node *ledger.Node, card int) (float64, bool) {
 		return float64(node.UsedCores[card]), node.Cores == reasons.Fits
 	}},
 	{"card_healthy", "1 for a healthy card, 0 for an unhealthy one, which gets no new pods.", func(node *ledger.Node, card int) (float64, bool) {

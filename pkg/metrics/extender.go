@@ -60,18 +60,25 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 			Help:    "Duration of kube-scheduler's calls in seconds, by verb and outcome (ok, error, panic).",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
 		}, []string{"verb", "outcome"}),
-		filtered:  newCounterVec("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for the rejection.", "reason"),
-		binds:     newCounterVec("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter and bind.", "result"),
-		resolved:  newCounterVec("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API server.", "outcome"),
-		writes:    newCounterVec("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
-		evicted:   newCounterVec("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by result.", "result"),
-		overuse:   newCounterVec("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by result.", "result"),
+		filtered: newCounterVec("filtered_nodes_total", "Number of candidate nodes that filter has checked, by result: fits, or the reason for "+
+			"the rejection.", "reason"),
+		binds: newCounterVec("binds_total", "Number of bind calls, by result; no_room is a conflict: another pod got the card between filter "+
+			"and bind.", "result"),
+		resolved: newCounterVec("resolved_binds_total", "Number of resolved binds whose answer was lost, by the state of the pod in the API "+
+			"server.", "outcome"),
+		writes: newCounterVec("api_writes_total", "Number of writes to the API server without Events, by kind of object.", "kind"),
+		evicted: newCounterVec("eviction_rounds_total", "Number of attempts to free a card for a pod that only fragmentation keeps pending, by "+
+			"result.", "result"),
+		overuse: newCounterVec("overuse_evictions_total", "Number of attempts to evict a pod that uses more GPU memory than it requests, by "+
+			"result.", "result"),
 		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
-		unwritten: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions for other pods."),
-		reserved:  newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
-		bypassed:  newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not call the extender."),
+		unwritten: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions "+
+			"for other pods."),
+		reserved: newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
+		bypassed: newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not "+
+			"call the extender."),
 		expiry: newGaugeVec("certificate_expiry_timestamp_seconds", "Time at which the first certificate of a chain expires, in Unix seconds: "+
 			"the extender's own chain (server), or the last one that kube-scheduler presented (client).", "certificate"),
 	}

@@ -24,11 +24,13 @@ type FairShare struct {
 // NewFairShare registers the collectors of fair sharing.
 func NewFairShare(registry prometheus.Registerer) *FairShare {
 	f := &FairShare{
-		registry:  registry,
-		waited:    newHistogram("fair_share_wait_seconds", "Time from the creation of a pod until its turn, in seconds; only pods of tenants.", 0.1, 3),
-		expired:   newCounter("fair_share_charges_expired_total", "Number of pods that were not bound in time after their turn."),
-		gates:     newCounterVec("fair_share_gate_writes_total", "Number of writes that remove the scheduling gate of a pod, by result: opened or failed.", "result"),
-		reclaims:  newCounterVec("fair_share_reclaims_total", "Number of attempts to evict pods for tenants below their share, by result: evicted, refused or failed.", "result"),
+		registry: registry,
+		waited:   newHistogram("fair_share_wait_seconds", "Time from the creation of a pod until its turn, in seconds; only pods of tenants.", 0.1, 3),
+		expired:  newCounter("fair_share_charges_expired_total", "Number of pods that were not bound in time after their turn."),
+		gates: newCounterVec("fair_share_gate_writes_total", "Number of writes that remove the scheduling gate of a pod, by result: opened or "+
+			"failed.", "result"),
+		reclaims: newCounterVec("fair_share_reclaims_total", "Number of attempts to evict pods for tenants below their share, by result: evicted, "+
+			"refused or failed.", "result"),
 		evicted:   newCounter("fair_share_evicted_pods_total", "Number of pods evicted for tenants below their share."),
 		reclaimed: newCounter("fair_share_reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share."),
 		useless:   newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
@@ -43,10 +45,13 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 // with invalid annotations. ready returns an error until the caches are synced; until then nothing is reported.
 func (f *FairShare) Tenants(ready func() error, tenants func() []dispatch.Tenant, invalid func() int) {
 	share := gaugeDesc("tenant_share_units", "GPU memory that a tenant should have, by its weight, its guaranteed amount and its demand.", "tenant")
-	allocated := gaugeDesc("tenant_allocated_units", "GPU memory of the bound pods of a tenant, and of its pods that had their turn and are not bound yet.", "tenant")
-	waiting := gaugeDesc("tenant_waiting_pods", "Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere now, infeasible ones "+
+	allocated := gaugeDesc("tenant_allocated_units", "GPU memory of the bound pods of a tenant, and of its pods that had their turn and are not "+
+		"bound yet.", "tenant")
+	waiting := gaugeDesc("tenant_waiting_pods", "Number of pods of a tenant that wait for their turn, by state: passed_over pods fit nowhere "+
+		"now, infeasible ones "+
 		"would fit nowhere if all cards were free, or were not bound after their last turns.", "tenant", "state")
-	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose labels or annotations for fair sharing are invalid, so that default values are used.")
+	namespaces := gaugeDesc("fair_share_invalid_namespaces", "Number of namespaces whose labels or annotations for fair sharing are invalid, so "+
+		"that default values are used.")
 	f.registry.MustRegister(&gauges{[]*prometheus.Desc{share, allocated, waiting, namespaces}, func(set setGauge) {
 		if ready() != nil {
 			return

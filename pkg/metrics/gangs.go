@@ -25,7 +25,8 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 			"Time for which the bind of a gang's first member was held until all members had arrived, in seconds; only gangs that became complete.", 0.01, 2),
 		bound: newCounter("gangs_bound_total", "Number of gangs whose members were all bound together."),
 		failed: newCounterVec("gang_failures_total",
-			"Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other reasons release it.", "reason"),
+			"Number of failed attempts to bind a gang, by reason; timed_out keeps the gang's plan if more members arrived than before, all other "+
+				"reasons release it.", "reason"),
 		evicted: newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
 	}
 	for _, reason := range reasons.GroupFailures() {

@@ -37,7 +37,8 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		idle: gaugeDesc("awaited_idle_ratio",
 			"Part of the memory of all cards that is free and kept for items that wait until their cards in use are free, from 0 to 1."),
 		stranded: gaugeDesc("stranded_ratio",
-			"Part of the memory of all cards that is free, but that no expected kind of pod can use, because its node has too little of this free; only with --node-policy=least-waste.",
+			"Part of the memory of all cards that is free, but that no expected kind of pod can use, because its node has too little of this free; "+
+				"only with --node-policy=least-waste.",
 			"lacks"),
 	}
 	descs := []*prometheus.Desc{g.synced, g.allocations, g.cards, g.simulated, g.overfull, g.problems, g.idle, g.stranded}

@@ -145,7 +145,8 @@ func (c *check) backoff() {
 	case longest < initial:
 		c.add(Error, longestPath, "%d: must not be less than podInitialBackoffSeconds, %d", longest, initial)
 	case misses && c.config.PodMaxBackoffSeconds == nil:
-		c.add(Warning, longestPath, "missing: the default of %d seconds is not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried; set 5", longest, hold)
+		c.add(Warning, longestPath, "missing: the default of %d seconds is not less than --gang-hold, %v, so the bind of one member can time out "+
+			"before the next member is tried; set 5", longest, hold)
 	case misses:
 		c.add(Warning, longestPath, "%d: not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried", longest, hold)
 	}
@@ -208,7 +209,8 @@ func (c *check) extenders() {
 		case ours < 0:
 			ours = i
 		default:
-			c.add(Error, path.Index(i), "a second entry for gpushare, after extenders[%d]: kube-scheduler rejects two entries that bind, or that manage the same resource; remove one", ours)
+			c.add(Error, path.Index(i), "a second entry for gpushare, after extenders[%d]: kube-scheduler rejects two entries that bind, or that "+
+				"manage the same resource; remove one", ours)
 		}
 	}
 	if ours < 0 {
@@ -224,9 +226,8 @@ func (c *check) extenders() {
 }
 
 func (c *check) isOurs(e *schedulerv1.Extender) bool {
-	return strings.HasSuffix(strings.TrimRight(e.URLPrefix, "/"), c.Path) || slices.ContainsFunc(e.ManagedResources, func(r schedulerv1.ExtenderManagedResource) bool {
-		return r.Name == string(protocol.ResourceMemory)
-	})
+	manages := func(r schedulerv1.ExtenderManagedResource) bool { return r.Name == string(protocol.ResourceMemory) }
+	return strings.HasSuffix(strings.TrimRight(e.URLPrefix, "/"), c.Path) || slices.ContainsFunc(e.ManagedResources, manages)
 }
 
 // entry checks the entry for gpushare.
@@ -248,7 +249,8 @@ func (c *check) entry(path *field.Path, e *schedulerv1.Extender) {
 		timeout, text = defaultHTTPTimeout, fmt.Sprintf("missing, and the default of %v", defaultHTTPTimeout)
 	}
 	if timeout <= c.GangHold+c.BindTimeout {
-		c.add(Error, path.Child("httpTimeout"), "%s is not more than the sum of --gang-hold and --bind-timeout, %v and %v: kube-scheduler gives up on binds that are still in progress",
+		c.add(Error, path.Child("httpTimeout"), "%s is not more than the sum of --gang-hold and --bind-timeout, %v and %v: kube-scheduler gives up "+
+			"on binds that are still in progress",
 			text, c.GangHold, c.BindTimeout)
 	}
 	if !e.NodeCacheCapable {
@@ -284,7 +286,8 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 			}
 		case !isExtendedResource(resource.Name): // managedResources has reported it.
 		case resource.Name != string(protocol.ResourceMemory):
-			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove the entry", resource.Name)
+			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove "+
+				"the entry", resource.Name)
 		case resource.IgnoredByScheduler:
 			found = true
 			c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; set false")
@@ -293,7 +296,8 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 		}
 	}
 	if !found {
-		c.add(Error, path, "%s is missing: kube-scheduler doesn't send pods that ask for it to the extender, or sends all pods if the list is empty; add it", protocol.ResourceMemory)
+		c.add(Error, path, "%s is missing: kube-scheduler doesn't send pods that ask for it to the extender, or sends all pods if the list is "+
+			"empty; add it", protocol.ResourceMemory)
 	}
 }
 
@@ -301,7 +305,8 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 func (c *check) other(path *field.Path, i, ours int) {
 	e, our := &c.config.Extenders[i], &c.config.Extenders[ours]
 	if e.PrioritizeVerb != "" && e.Weight <= 0 {
-		c.add(Error, path.Child("weight"), "%d: kube-scheduler rejects an extender that prioritizes without a positive weight; set one, or remove prioritizeVerb", e.Weight)
+		c.add(Error, path.Child("weight"), "%d: kube-scheduler rejects an extender that prioritizes without a positive weight; set one, or remove "+
+			"prioritizeVerb", e.Weight)
 	}
 	if e.BindVerb != "" {
 		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts only one extender that binds, which is gpushare; remove it", e.BindVerb)
@@ -312,7 +317,8 @@ func (c *check) other(path *field.Path, i, ours int) {
 		after = e.Ignorable
 	}
 	if e.FilterVerb != "" && after {
-		c.add(Warning, path, "filters after gpushare (ignorable extenders always come last) and may reject the best nodes, the only ones that gpushare passes at first: "+
+		c.add(Warning, path, "filters after gpushare (ignorable extenders always come last) and may reject the best nodes, the only ones that "+
+			"gpushare passes at first: "+
 			"put it before gpushare, not ignorable, or run gpushare-extender with --filter-best=0")
 	}
 }
@@ -325,7 +331,8 @@ func (c *check) proxy(path *field.Path, target *url.URL) {
 	if proxy, err := c.Proxy(&http.Request{URL: target}); err != nil {
 		c.add(Warning, path, "the proxy in this shell's environment can't be used: %v", err)
 	} else if proxy != nil {
-		c.add(Warning, path, "this shell's environment has the proxy %s for it. kubeadm copies that to kube-scheduler, which then calls the extender through the proxy; "+
+		c.add(Warning, path, "this shell's environment has the proxy %s for it. kubeadm copies that to kube-scheduler, which then calls the "+
+			"extender through the proxy; "+
 			"add %s to NO_PROXY, also in kube-scheduler.yaml", proxy.Redacted(), target.Hostname())
 	}
 }
@@ -345,7 +352,8 @@ func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 	case "":
 		c.add(Warning, prefix, "%s: without a port kube-scheduler calls port 80, or 443 for https; the extender's is 12345 by default", e.URLPrefix)
 	case c.PagePort:
-		c.add(Error, prefix, "%s: %s is the port of the web page, which doesn't serve kube-scheduler; write that of --listen-address, 12345 by default", e.URLPrefix, c.PagePort)
+		c.add(Error, prefix, "%s: %s is the port of the web page, which doesn't serve kube-scheduler; write that of --listen-address, 12345 by "+
+			"default", e.URLPrefix, c.PagePort)
 	}
 	host := target.Hostname()
 	if strings.HasSuffix(host, ".svc") || strings.Contains(host, ".svc.") {
@@ -357,7 +365,8 @@ func (c *check) target(path *field.Path, e *schedulerv1.Extender) {
 		return
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		c.add(Warning, prefix, "%s: plain HTTP to another host, so any client that can reach the extender can bind pods; use https with client certificates", e.URLPrefix)
+		c.add(Warning, prefix, "%s: plain HTTP to another host, so any client that can reach the extender can bind pods; use https with client "+
+			"certificates", e.URLPrefix)
 	}
 	if e.EnableHTTPS || e.TLSConfig != nil {
 		c.add(Warning, path.Child("tlsConfig"), "ignored, because urlPrefix starts with http://; use https://")

@@ -211,8 +211,9 @@ func viewPending(e *scheduling.Explanation) []pendingView {
 	for i, pod := range e.Pending {
 		why := &e.Diagnoses[i]
 		views[i] = pendingView{
-			Name: pod.Name, Namespace: pod.Namespace, Owner: pod.OwnerName(), Request: pod.Request, Cores: pod.Cores, SchedulerMessage: protocol.Shorten(pod.Pending.Message),
-			Reason: why.Reason, Message: why.Message, Created: milliseconds(pod.Pending.Created),
+			Name: pod.Name, Namespace: pod.Namespace, Owner: pod.OwnerName(), Request: pod.Request, Cores: pod.Cores,
+			SchedulerMessage: protocol.Shorten(pod.Pending.Message),
+			Reason:           why.Reason, Message: why.Message, Created: milliseconds(pod.Pending.Created),
 		}
 		if n := pod.NumCards(); n > 1 && pod.Pending.RequestError == "" {
 			views[i].Cards = n
