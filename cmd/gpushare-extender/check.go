@@ -45,7 +45,7 @@ warns of a proxy in that shell's environment which kubeadm would give to kube-sc
 }
 
 // chartNodesToScore is the chart's scheduler.percentageOfNodesToScore.
-const chartNodesToScore = 6
+const chartNodesToScore = 2
 
 // maxConfig is the maximum number of bytes that are read, much more than any configuration has.
 const maxConfig = 16 << 20
