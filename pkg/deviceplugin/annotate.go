@@ -124,23 +124,22 @@ func (a *annotator) reportRefused(uid gpu.PodUID, err error) {
 }
 
 // addFound adds the changes of annotations that report what the plugin has found: of limits, of use, and of cards that are gone.
-func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) (map[string]any, error) {
+func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) map[string]any {
 	if pod.Terminal {
-		return annotations, nil
+		return annotations
 	}
 	added := map[string]any{}
 	if isolation, ok := a.limits.Isolation(pod.UID); ok && isolation.String() != pod.Isolation {
 		added[protocol.AnnotationIsolation] = isolation.String()
 	}
-	overuse, measured, err := a.overuse.Annotation(pod.UID)
-	if err == nil && measured {
+	if overuse, measured := a.overuse.Annotation(pod.UID); measured {
 		addChange(added, protocol.AnnotationOveruse, pod.Overuse, overuse)
 	}
 	if lost, known := lostCards(a.record.Pod(pod.UID), a.cards.All()); known {
 		addChange(added, protocol.AnnotationLostCards, pod.LostCards, lost)
 	}
 	maps.Copy(added, annotations)
-	return added, err
+	return added
 }
 
 // addChange adds the change of an annotation from one value to another. An empty value means that the pod doesn't have the annotation.
@@ -161,9 +160,9 @@ func (a *annotator) write(ctx context.Context, uid gpu.PodUID) error {
 		return nil
 	}
 	annotations, repair := allocation.DueAnnotations(&pod, a.record.Pod(uid))
-	annotations, err := a.addFound(&pod, annotations)
-	if err != nil || len(annotations) == 0 {
-		return err
+	annotations = a.addFound(&pod, annotations)
+	if len(annotations) == 0 {
+		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
 	if err != nil {

@@ -209,7 +209,7 @@ func TestPromisedStays(t *testing.T) {
 		return protocol.Usage{Time: time.Unix(1_000_000, 0), Cards: []protocol.CardUsage{{Index: 0, Free: new(freeMiB << 20)}}, Containers: []protocol.ContainerUsage{
 			{UID: "uid-borrower", Container: "main", Used: 7 << 30, Requested: 2 << 30, Allowed: 8 << 30}, {UID: "uid-lost", Container: "main", Used: 4 << 30}}}
 	}
-	reported := func() bool { value, _, _ := p.overuse.Annotation("uid-borrower"); return value != "" }
+	reported := func() bool { value, _ := p.overuse.Annotation("uid-borrower"); return value != "" }
 	promised := func() map[int]gpu.Memory {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

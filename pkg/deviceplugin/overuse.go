@@ -38,15 +38,13 @@ type overuseWatch struct {
 }
 
 // Annotation returns the value of the pod's annotation, empty for a pod without over-use. measured is false if nothing is known.
-func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool, err error) {
+func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	report, over := w.reports[uid]
-	if !over {
-		return "", w.reports != nil, nil
+	if report, over := w.reports[uid]; over {
+		value = report.Annotation()
 	}
-	value, err = report.Annotation()
-	return value, true, err
+	return value, w.reports != nil
 }
 
 // known returns what is known about the node's pods and cards.

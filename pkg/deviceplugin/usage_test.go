@@ -80,7 +80,7 @@ func TestMeasureEarly(t *testing.T) {
 	measured := func(want bool) {
 		t.Helper()
 		p.Measure(stubUsage{})
-		if _, got, _ := p.overuse.Annotation("uid-a"); got != want || p.meter.Report().Time.IsZero() == want {
+		if _, got := p.overuse.Annotation("uid-a"); got != want || p.meter.Report().Time.IsZero() == want {
 			t.Errorf("over-use is known: %t, want %t; the report: %+v", got, want, p.meter.Report())
 		}
 	}

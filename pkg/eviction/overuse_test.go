@@ -189,11 +189,7 @@ func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
 			pod.DeletionGracePeriodSeconds = new(int64(info.GraceSeconds))
 		}
 		if info.Overuse != nil {
-			text, err := info.Overuse.Annotation()
-			if err != nil {
-				return nil, err
-			}
-			pod.Annotations[protocol.AnnotationOveruse] = text
+			pod.Annotations[protocol.AnnotationOveruse] = info.Overuse.Annotation()
 		}
 		pods = append(pods, *pod)
 	}

@@ -72,8 +72,7 @@ func TestLongAnnotations(t *testing.T) {
 
 // TestOveruse: a pod that uses more than it requests is marked.
 func TestOveruse(t *testing.T) {
-	text, err := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt.Add(time.Minute)}.Annotation()
-	check.Must(t, err)
+	text := protocol.Overuse{Used: 3000, Requested: 1024, Since: measuredAt, At: measuredAt.Add(time.Minute)}.Annotation()
 	greedy, broken := newPod("greedy", 1).on("n", 0), newPod("broken", 1).on("n", 0)
 	greedy.Annotations[protocol.AnnotationOveruse], broken.Annotations[protocol.AnnotationOveruse] = text, "?"
 	report := Build(Objects{Nodes: []*corev1.Node{inventoryNode(t, "n", "10.0.0.1", gpu.GiB, t4(0, 15)).Node}, Pods: []*corev1.Pod{greedy.Pod, broken.Pod}})

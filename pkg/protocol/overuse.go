@@ -51,12 +51,9 @@ func (c CardOveruse) String() string {
 }
 
 // Annotation returns the annotation's value.
-func (o Overuse) Annotation() (string, error) {
-	data, err := json.Marshal(o)
-	if err != nil {
-		return "", fmt.Errorf("writing the over-use: %w", err)
-	}
-	return string(data), nil
+func (o Overuse) Annotation() string {
+	text, _ := json.Marshal(o) // Numbers and times can always be written.
+	return string(text)
 }
 
 // ParseOveruse parses the value of a pod's annotation. It returns nil for an empty one: the pod has none.

@@ -31,11 +31,7 @@ func (w *world) overrun(p *apiPod, more int64, since time.Duration) {
 		use := protocol.CardOveruse{Used: int64(share.Memory) + more, Requested: int64(share.Memory)}
 		report.Used, report.Requested, report.Cards[share.Card] = report.Used+use.Used, report.Requested+use.Requested, use
 	}
-	text, err := report.Annotation()
-	if err != nil {
-		panic(err)
-	}
-	w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationOveruse] = text })
+	w.api.edit(p, func(object *corev1.Pod) { object.Annotations[protocol.AnnotationOveruse] = report.Annotation() })
 	w.after(protocol.OveruseLife/3, func() { w.overrun(p, more, since) })
 }
 
