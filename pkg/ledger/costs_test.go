@@ -11,7 +11,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// TestRankKeptCosts changes nodes of many sorts at random. Rank returns the same with the costs that are kept as with new ones, and the reasons of ForEachFit.
+// TestRankKeptCosts changes nodes of many sorts at random. Rank returns the same with the costs that are kept as with new ones, and the
+// reasons of ForEachFit.
 func TestRankKeptCosts(t *testing.T) {
 	odd := spec(16, 16)
 	odd.Support = placement.Support{Cores: reasons.OldForCores, SeveralCards: reasons.OldForCards, SharedMemory: reasons.NoOwnSharedMemory}

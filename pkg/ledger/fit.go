@@ -18,8 +18,8 @@ import (
 //   - suitability takes the first two and rates the node, for rankings that pods with different CPU requests share. Rank takes the third step
 //     itself, and other rankings leave it to chooseCards.
 //
-// Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed allocations; only awaited ones are added in this
-// file.
+// Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed
+// allocations; only awaited ones are added in this file.
 
 // asker is a pod without an allocation that asks what nodes have for it: a place is against it if it counts as used for it.
 type asker struct {

@@ -162,7 +162,7 @@ func (f *fixture) check(pod gpu.Pod, names ...string) (results []reasons.Reason)
 	return results
 }
 
-// rank returns the reason of each node for the pod, from Rank, which uses per-node sums and a cache of names.
+// rank returns the reason of each node for the pod, from Rank, which uses per-node sums.
 func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) (results []reasons.Reason) {
 	f.Rank(view, pod, names, func(_ int, _ placement.Suitability, reason reasons.Reason) { results = append(results, reason) })
 	return results

@@ -12,8 +12,8 @@ type Item struct {
 	// ID identifies the item, and Label names it for users.
 	ID, Label string
 	// CompletesGroup, Priority and Entered are the item's rank. CompletesGroup is true if other members of a group's run are bound already: they may
-	// waste memory until this item runs. ByTurn is true if it waits for a turn of fair sharing: such items come after all others, and priorities count within a tenant.
-	// Entered is when the item entered the queue: when its first pod was created, or when it last failed.
+	// waste memory until this item runs. ByTurn is true if it waits for a turn of fair sharing: such items come after all others, and priorities count
+	// within a tenant. Entered is when the item entered the queue: when its first pod was created, or when it last failed.
 	CompletesGroup, ByTurn bool
 	Priority               int32
 	Entered                time.Time

@@ -98,8 +98,8 @@ type Node struct {
 	Allocations []Allocation
 }
 
-// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The caller's code runs under it only in the visit
-// functions of ForEachFit and Rank, in a Capacity, and in Resources.
+// Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The
+// caller's code runs under it only in the visit functions of ForEachFit and Rank, in a Capacity, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
 	// resources is nil if only GPU memory counts, turns if fair sharing is off.

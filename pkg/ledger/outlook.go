@@ -30,8 +30,8 @@ func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uin
 }
 
 // Expect sets which kinds of pods are expected, and how many pods end for each one that comes, for views by cost. It makes a new outlook from the
-// present state of the nodes; without kinds or nodes there is none, and views by cost are by binpack. cardPolicy chooses the cards of a node, and usable
-// returns the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the end for the references to the
+// present state of the nodes; without kinds or nodes there is none, and views by cost are by binpack. cardPolicy chooses the cards of a node, and
+// usable returns the nodes that pods with such constraints can use. Expect takes the lock once for each node, and at the end for the references to the
 // results; it computes without the lock.
 func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy placement.Policy, usable func(constraints unique.Handle[string]) []string) {
 	states := l.nodeStates()

@@ -91,7 +91,8 @@ func (s *costScene) expect() {
 		p := s.newPod()
 		s.kinds = append(s.kinds, placement.Kind{Shape: s.shapes[p.UID], Frequency: 1 + s.random.Float64()})
 	}
-	if s.kinds = slices.DeleteFunc(s.kinds, func(k placement.Kind) bool { return k.Cards == 0 }); len(s.kinds) == 0 { // The scene doesn't know these pods.
+	s.kinds = slices.DeleteFunc(s.kinds, func(k placement.Kind) bool { return k.Cards == 0 }) // Of pods that the scene doesn't know.
+	if len(s.kinds) == 0 {
 		s.expect()
 		return
 	}

@@ -48,8 +48,8 @@ const (
 	horizon = 60
 )
 
-// NewOutlook returns the outlook for the first MaxKinds of the kinds, of which there must be one, and for the nodes. Their Excluded are bits for these
-// kinds. turnover is how many pods end for each one that comes, 0 to 1.
+// NewOutlook returns the outlook for the first MaxKinds of the kinds, of which there must be one, and for the nodes. Their Excluded are bits for
+// these kinds. turnover is how many pods end for each one that comes, 0 to 1.
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
 	card := meanCard(nodes)
 	kinds = kinds[:min(len(kinds), MaxKinds)]
