@@ -123,29 +123,41 @@ func (o *options) print(page page, err error) error {
 	return err
 }
 
+// repeater prints pages of --watch: each replaces the last one on terminals, elsewhere a separator is between them.
+type repeater struct {
+	*options
+	last page
+}
+
+// show prints the page if it differs from the last one.
+func (r *repeater) show(next page) error {
+	if next == r.last {
+		return nil
+	}
+	shown := next
+	switch {
+	case r.forScripts() && next.text == r.last.text: // Only the remarks have changed.
+		shown.text = ""
+	case r.forScripts():
+	case r.format().look.clear:
+		shown.text = clearScreen + next.text
+	case r.last != (page{}):
+		shown.text = "\n========\n\n" + next.text
+	}
+	r.last = next
+	return r.print(shown, nil)
+}
+
 // keepPrinting prints the objects, and again after each change that is visible, until ctx ends.
 func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface, reachability *reachability, objects Objects) error {
-	separator, last := "", page{}
-	if look := o.format().look; look.clear {
-		separator = clearScreen
-	} else if !o.forScripts() {
-		separator = "\n========\n\n"
-	}
+	repeater := &repeater{options: o}
 	draw := func(objects Objects) error {
 		next, err := o.draw(objects)
-		next.remarks += reachability.warning()
-		if err != nil || next == last {
+		if err != nil {
 			return err
 		}
-		shown := next
-		switch {
-		case o.forScripts() && next.text == last.text: // Only the remarks have changed.
-			shown.text = ""
-		case last != (page{}) || separator == clearScreen:
-			shown.text = separator + next.text
-		}
-		last = next
-		return o.print(shown, nil)
+		next.remarks += reachability.warning()
+		return repeater.show(next)
 	}
 	if err := draw(objects); err != nil {
 		return err

@@ -7,9 +7,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
 )
 
@@ -77,5 +82,23 @@ func TestWatchOnTerminal(t *testing.T) {
 				t.Errorf("on a terminal of type %s: %q", term, text)
 			}
 		})
+	}
+}
+
+// TestUsageOnTerminal: without --watch nothing is cleared.
+func TestUsageOnTerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	user, program := openTerminal(t)
+	screen := screenOf(user)
+	source := usageSource{
+		client: fake.NewClientset(pluginPod("n1", 12347).Pod), now: time.Now,
+		fetch: func(context.Context, *corev1.Pod, int) (protocol.Usage, error) { return usageOf("n1"), nil },
+	}
+	o := &options{connection: genericclioptions.NewConfigFlags(false), color: colorNever}
+	o.streams.Out, o.streams.ErrOut = program, program
+	check.Must(t, o.printUsage(t.Context(), source, 0))
+	screen.waitFor(t, "the line", func(text string) bool { return strings.Contains(text, "No container is known to use GPU memory") })
+	if text := screen.String(); strings.Contains(text, clearScreen) {
+		t.Errorf("%q", text)
 	}
 }

@@ -69,45 +69,40 @@ func (o *options) runUsage(ctx context.Context, client kubernetes.Interface) err
 // printUsage prints the measured use, and with --watch again after each pause until ctx ends. A failure of the first reading is an
 // error, a later one a remark. Without --watch it is also an error if no node could be asked.
 func (o *options) printUsage(ctx context.Context, source usageSource, pause time.Duration) error {
-	separator := ""
-	for first := true; ; first = false {
-		report, err := source.Read(ctx)
-		switch {
-		case ctx.Err() != nil && o.watch:
-			return nil
-		case err != nil && first:
+	report, err := source.Read(ctx)
+	switch {
+	case o.watch && ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	case !o.watch:
+		err = o.print(o.drawUsage(report))
+		if err == nil && report.unreached {
+			err = errUnreached
+		}
+		return err
+	}
+	repeater := &repeater{options: o}
+	for {
+		if err != nil {
+			err = o.print(page{remarks: fmt.Sprintf("Warning: %s\n", oneLine(err.Error()))}, nil)
+		} else {
+			var next page
+			if next, err = o.drawUsage(report); err == nil {
+				err = repeater.show(next)
+			}
+		}
+		if err != nil {
 			return err
-		case err != nil:
-			if err := o.print(page{remarks: fmt.Sprintf("Warning: %s\n", oneLine(err.Error()))}, nil); err != nil {
-				return err
-			}
-		default:
-			page, err := o.drawUsage(report)
-			if err != nil {
-				return err
-			}
-			if look := o.format().look; look.clear {
-				page.text = clearScreen + page.text
-			} else {
-				page.text = separator + page.text
-			}
-			if err := o.print(page, nil); err != nil {
-				return err
-			}
-			if !o.forScripts() {
-				separator = "\n========\n\n"
-			}
-		}
-		if !o.watch && report.unreached {
-			return errUnreached
-		}
-		if !o.watch {
-			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
+		}
+		report, err = source.Read(ctx)
+		if ctx.Err() != nil {
+			return nil
 		}
 	}
 }
