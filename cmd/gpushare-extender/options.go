@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/schedulerconfig"
+	"github.com/gpushare/gpushare/pkg/scheduling"
 )
 
 // options are the values of the flags.
@@ -37,52 +38,32 @@ type options struct {
 	authorizeMetrics bool
 	cardPolicy       string
 	nodePolicy       string
-	filterBest       int
-	bindTimeout      time.Duration
-	bindWindow       time.Duration
 	nodesToScore     int
-	reservations     reservations
-	gangs            gangs
-	// evictFragmented is off by default, because normally kube-scheduler decides on evictions.
-	evictFragmented bool
-	overusePolicy   string
-	fairShare       fairShare
-	election        election
-	cardMetrics     bool
-	qps             float32
+	// maxIdle is scheduling.ReservationOptions.MaxIdle in percent.
+	maxIdle       float64
+	overusePolicy string
+	fairShare     fairShare
+	election      election
+	cardMetrics   bool
+	qps           float32
+	// scheduling has the fields that flags set as they are.
+	scheduling scheduling.Options
 }
 
-// reservations are the values of the flags for the reservation of cards in use.
-type reservations struct {
-	maxIdle float64
-	maxAge  time.Duration
-}
-
-// bound returns how long the first item of the queue waits at most if the pods on its cards run for maxAge at most (docs/design.md, "The promise"),
-// without what kube-scheduler needs; 0 without reservations.
-func (r *reservations) bound() time.Duration {
-	if r.maxIdle <= 0 {
+// waitBound returns how long the first item of the queue waits at most if the pods on its cards run for --reservation-max-age at most
+// (docs/design.md, "The promise"), without what kube-scheduler needs; 0 without reservations.
+func (o *options) waitBound() time.Duration {
+	if o.maxIdle <= 0 {
 		return 0
 	}
-	return 4 * r.maxAge
-}
-
-// gangs are the values of the flags for groups of pods.
-type gangs struct {
-	hold          time.Duration
-	patience      time.Duration
-	failurePolicy string
-	native        bool
+	return 4 * o.scheduling.Reservations.MaxAge
 }
 
 // fairShare are the values of the flags for fair sharing.
 type fairShare struct {
-	mode         string
-	by           string
-	cutoff       int32
-	provisioning int
+	mode, by string
+	// reclaimAfter is used by reclaim only.
 	reclaimAfter time.Duration
-	minRuntime   time.Duration
 }
 
 // The values of --fair-share and of --fair-share-by.
@@ -153,27 +134,26 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.BoolVar(&o.authorizeMetrics, "authorize-metrics", false, "serve /metrics only to clients with a bearer token that may get the path /metrics; needs the permission to create TokenReviews and SubjectAccessReviews")
 	f.StringVar(&o.cardPolicy, "card-policy", placement.Policies()[0].String(), "how a card is chosen among those of a node with enough free memory: "+placement.Choices(placement.Policies()))
 	f.StringVar(&o.nodePolicy, "node-policy", placement.NodePolicies()[0].String(), "which nodes are scored higher: "+placement.Choices(placement.NodePolicies()))
-	f.IntVar(&o.filterBest, "filter-best", 1, "with more than 32 candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
-	f.DurationVar(&o.bindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held: 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
+	f.IntVar(&o.scheduling.FilterBest, "filter-best", 1, "with more than 32 candidate nodes, filter returns at most this many, all with the best score. 0 returns every node that fits: use 0 if another extender filters after this one")
+	f.DurationVar(&o.scheduling.BindTimeout, "bind-timeout", defaultBindTimeout, "maximum duration of a bind, without the time for which a group is held: 1m at most, and less than the httpTimeout in kube-scheduler's configuration. Increase it if binds time out because the API server is slow")
 	f.IntVar(&o.nodesToScore, "percentage-of-nodes-to-score", 100, "percentageOfNodesToScore in kube-scheduler's configuration. With less than 100, pods that fit no node of kube-scheduler's sample are nominated to other nodes; this needs the right to patch pods/status")
-	f.DurationVar(&o.bindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 500ms at most. 0 sends each at once")
-	f.BoolVar(&o.evictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending (docs/preemption.md); no PodDisruptionBudget is violated. Needs the permission to create pods/eviction")
+	f.DurationVar(&o.scheduling.BindWindow, "bind-window", 150*time.Millisecond, "while pods queue, binds are collected for up to this time and sent together; 500ms at most. 0 sends each at once")
+	f.BoolVar(&o.scheduling.EvictFragmented, "evict-fragmented", false, "evict pods of lower priority from one card for a pod that only fragmentation keeps pending (docs/preemption.md); no PodDisruptionBudget is violated. Needs the permission to create pods/eviction")
 	f.StringVar(&o.overusePolicy, "overuse-policy", overuseReport, "what happens to pods that use more GPU memory than they request: report, or evict where other pods lack it (docs/limits.md). evict needs the permission to create pods/eviction")
-	r := &o.reservations
-	f.Float64Var(&r.maxIdle, "reservation-max-idle", 2, "percentage of the GPU memory that may be reserved on cards in use, for pods and groups that wait for memory (docs/gangs.md). With more, large pods and groups run sooner, and more memory is idle meanwhile; 0 turns these reservations off")
-	f.DurationVar(&r.maxAge, "reservation-max-age", time.Hour, "only cards on which no pod that must end has run for longer than this are reserved: pods that have run for long are expected to stay")
-	g := &o.gangs
-	f.DurationVar(&g.hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived: 1m at most, and with --bind-timeout less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
-	f.DurationVar(&g.patience, "gang-patience", 30*time.Second, "time for which cards that are reserved for a group, or with fair sharing for a pod whose turn has come, are kept until the pods arrive, and for which a group may stay partially bound; not less than --gang-hold")
-	f.BoolVar(&g.native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
-	f.StringVar(&g.failurePolicy, "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
-	s := &o.fairShare
+	f.Float64Var(&o.maxIdle, "reservation-max-idle", 2, "percentage of the GPU memory that may be reserved on cards in use, for pods and groups that wait for memory (docs/gangs.md). With more, large pods and groups run sooner, and more memory is idle meanwhile; 0 turns these reservations off")
+	f.DurationVar(&o.scheduling.Reservations.MaxAge, "reservation-max-age", time.Hour, "only cards on which no pod that must end has run for longer than this are reserved: pods that have run for long are expected to stay")
+	g := &o.scheduling.Gangs
+	f.DurationVar(&g.Hold, "gang-hold", defaultGangHold, "maximum time for which a bind is held until all members of the pod's group have arrived: 1m at most, and with --bind-timeout less than the httpTimeout in kube-scheduler's configuration. 0 turns off groups: their members are bound one by one")
+	f.DurationVar(&g.Patience, "gang-patience", 30*time.Second, "time for which cards that are reserved for a group, or with fair sharing for a pod whose turn has come, are kept until the pods arrive, and for which a group may stay partially bound; not less than --gang-hold")
+	f.BoolVar(&g.Native, "native-groups", false, "place the pods of a Kubernetes PodGroup (spec.schedulingGroup) all together or not at all; needs Kubernetes 1.37 with the feature gate GenericWorkload, and the right to list and watch podgroups. Without it they are placed one by one")
+	f.StringVar((*string)(&g.OnFailure), "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
+	s, fair := &o.fairShare, &o.scheduling.FairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster (docs/fair-share.md): off; dispatch, by the order in which pods are scheduled; or reclaim, also by evicting pods of tenants above their share. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
 	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
-	f.Int32Var(&s.cutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "pods with this `priority` or a higher one are scheduled without waiting for their turn; the default is that of the class system-cluster-critical")
-	f.IntVar(&s.provisioning, "fair-share-provisioning", 1, "number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that cluster-autoscaler adds nodes for them")
+	f.Int32Var(&fair.PriorityCutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "pods with this `priority` or a higher one are scheduled without waiting for their turn; the default is that of the class system-cluster-critical")
+	f.IntVar(&fair.Provisioning, "fair-share-provisioning", 1, "number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	f.DurationVar(&s.reclaimAfter, "fair-share-reclaim-after", 5*time.Minute, "time for which a tenant must be below its share before pods of others are evicted for it; only with --fair-share=reclaim")
-	f.DurationVar(&s.minRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
+	f.DurationVar(&fair.MinRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
 	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease, of --publish-service, and of the ConfigMap gpushare-evictions, in which evictions are recorded before they begin")
@@ -238,8 +218,9 @@ func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies()); err != nil {
 		return fmt.Errorf("--node-policy: %w", err)
 	}
+	settings := &o.scheduling
 	switch {
-	case o.filterBest < 0:
+	case settings.FilterBest < 0:
 		return errors.New("--filter-best must not be negative")
 	case (o.tlsCertFile == "") != (o.tlsKeyFile == ""):
 		return errors.New("--tls-cert-file and --tls-key-file must be set together")
@@ -247,37 +228,37 @@ func (o options) validate() error {
 		return errors.New("--client-ca-file needs --tls-cert-file and --tls-key-file")
 	case o.clientCAFile != "" && (len(o.clientNames) == 0 || slices.Contains(o.clientNames, "")):
 		return errors.New("--client-names must not be empty or have an empty name: the CA of --client-ca-file can have signed other certificates than kube-scheduler's")
-	case o.bindTimeout <= 0 || o.bindTimeout > maxHold:
+	case settings.BindTimeout <= 0 || settings.BindTimeout > maxHold:
 		return fmt.Errorf("--bind-timeout must be positive, and %v at most", maxHold)
 	case o.nodesToScore < 0 || o.nodesToScore > 100:
 		return errors.New("--percentage-of-nodes-to-score must be between 0 and 100")
-	case o.bindWindow < 0 || o.bindWindow > maxWindow:
+	case settings.BindWindow < 0 || settings.BindWindow > maxWindow:
 		return fmt.Errorf("--bind-window must be between 0 and %v", maxWindow)
-	case o.gangs.hold < 0 || o.gangs.hold > maxHold:
+	case settings.Gangs.Hold < 0 || settings.Gangs.Hold > maxHold:
 		return fmt.Errorf("--gang-hold must be between 0 and %v", maxHold)
-	case o.gangs.patience <= 0 || o.gangs.patience < o.gangs.hold:
+	case settings.Gangs.Patience <= 0 || settings.Gangs.Patience < settings.Gangs.Hold:
 		return errors.New("--gang-patience must be positive, and not less than --gang-hold")
-	case o.gangs.native && o.gangs.hold == 0:
+	case settings.Gangs.Native && settings.Gangs.Hold == 0:
 		return errors.New("--native-groups needs groups: --gang-hold must not be 0")
-	case !(o.reservations.maxIdle >= 0 && o.reservations.maxIdle <= 100): // NaN too.
+	case !(o.maxIdle >= 0 && o.maxIdle <= 100): // NaN too.
 		return errors.New("--reservation-max-idle must be between 0 and 100")
-	case o.reservations.maxAge <= 0:
+	case settings.Reservations.MaxAge <= 0:
 		return errors.New("--reservation-max-age must be positive")
-	case o.gangs.failurePolicy != string(gang.Evict) && o.gangs.failurePolicy != string(gang.Keep):
-		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", o.gangs.failurePolicy, gang.Evict, gang.Keep)
+	case settings.Gangs.OnFailure != gang.Evict && settings.Gangs.OnFailure != gang.Keep:
+		return fmt.Errorf("--gang-failure-policy: unknown policy %q: want %s or %s", settings.Gangs.OnFailure, gang.Evict, gang.Keep)
 	case o.overusePolicy != overuseReport && o.overusePolicy != overuseEvict:
 		return fmt.Errorf("--overuse-policy: unknown policy %q: want %s or %s", o.overusePolicy, overuseReport, overuseEvict)
 	case !slices.Contains([]string{fairShareOff, fairShareDispatch, fairShareReclaim}, o.fairShare.mode):
 		return fmt.Errorf("--fair-share: unknown mode %q: want %s, %s or %s", o.fairShare.mode, fairShareOff, fairShareDispatch, fairShareReclaim)
 	case !o.fairShare.validBy():
 		return fmt.Errorf("--fair-share-by: want %s or %sKEY with the key of a label, got %q", byNamespace, byLabel, o.fairShare.by)
-	case o.fairShare.provisioning < 0:
+	case settings.FairShare.Provisioning < 0:
 		return errors.New("--fair-share-provisioning must not be negative")
 	case o.fairShare.reclaimAfter <= 0:
 		return errors.New("--fair-share-reclaim-after must be positive")
-	case o.fairShare.minRuntime < 0:
+	case settings.FairShare.MinRuntime < 0:
 		return errors.New("--fair-share-min-runtime must not be negative")
-	case o.election.elect && o.bindTimeout >= o.election.options.RenewDeadline:
+	case o.election.elect && settings.BindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
 	case o.qps <= 0:
 		return errors.New("--kube-api-qps must be positive")

@@ -28,7 +28,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/extender"
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/loopback"
 	"github.com/gpushare/gpushare/pkg/metrics"
@@ -93,7 +92,7 @@ func serve(ctx context.Context, o options) error {
 	var elector *leader.Elector
 	var leading, answer func() error
 	if o.election.elect {
-		elector, err = newElector(o.election, config, listener.Addr(), binding.Deadline(o.bindTimeout), metrics.NewLeader(registry))
+		elector, err = newElector(o.election, config, listener.Addr(), binding.Deadline(o.scheduling.BindTimeout), metrics.NewLeader(registry))
 		if err != nil {
 			return err
 		}
@@ -117,7 +116,7 @@ func serve(ctx context.Context, o options) error {
 	defer web.close()
 	serving := extender.Options{
 		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(cards.Beside(registry), promhttp.HandlerOpts{Registry: registry}),
-		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.bindTimeout, stopTimeout),
+		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.scheduling.BindTimeout, stopTimeout),
 	}
 	if o.clientCAFile != "" {
 		serving.ClientNames = o.clientNames
@@ -169,28 +168,19 @@ func apiConfig(o options) (*rest.Config, error) {
 
 // schedulingOptions returns what the flags say about scheduling. The caller adds clients and observers.
 func schedulingOptions(o options) scheduling.Options {
+	out := o.scheduling
 	// validate has checked both.
-	cardPolicy, _ := placement.ParsePolicy(o.cardPolicy, placement.Policies())
-	nodePolicy, _ := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
-	fair := scheduling.FairShareOptions{
-		On: o.fairShare.mode != fairShareOff, Label: o.fairShare.label(), PriorityCutoff: o.fairShare.cutoff, Provisioning: o.fairShare.provisioning,
-	}
+	out.CardPolicy, _ = placement.ParsePolicy(o.cardPolicy, placement.Policies())
+	out.NodePolicy, _ = placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
+	out.FilterBestAbove, out.SampleSize, out.Clock = filterBestAbove, o.sampleSize(), clock.RealClock{}
+	out.EvictionRecord = types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord}
+	out.EvictOverusers = o.overusePolicy == overuseEvict
+	out.Reservations.MaxIdle = o.maxIdle / 100
+	out.FairShare.On, out.FairShare.Label = o.fairShare.mode != fairShareOff, o.fairShare.label()
 	if o.fairShare.mode == fairShareReclaim {
-		fair.ReclaimAfter, fair.MinRuntime = o.fairShare.reclaimAfter, o.fairShare.minRuntime
+		out.FairShare.ReclaimAfter = o.fairShare.reclaimAfter
 	}
-	return scheduling.Options{
-		CardPolicy: cardPolicy, NodePolicy: nodePolicy, FilterBest: o.filterBest, FilterBestAbove: filterBestAbove,
-		BindTimeout: o.bindTimeout, BindWindow: o.bindWindow,
-		SampleSize: o.sampleSize(), EvictFragmented: o.evictFragmented,
-		EvictionRecord: types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord},
-		EvictOverusers: o.overusePolicy == overuseEvict,
-		Clock:          clock.RealClock{},
-		Reservations:   scheduling.ReservationOptions{MaxIdle: o.reservations.maxIdle / 100, MaxAge: o.reservations.maxAge},
-		Gangs: scheduling.GangOptions{
-			Hold: o.gangs.hold, Patience: o.gangs.patience, OnFailure: gang.FailurePolicy(o.gangs.failurePolicy), Native: o.gangs.native,
-		},
-		FairShare: fair,
-	}
+	return out
 }
 
 // newScheduler returns a scheduler with these settings, and registers its metrics. answer is nil without replicas.
@@ -211,7 +201,7 @@ func newScheduler(o options, registry *prometheus.Registry, settings scheduling.
 		fair.Tenants(scheduler.Ready, scheduler.Tenants, scheduler.InvalidNamespaces)
 	}
 	metrics.NewCluster(registry, scheduler)
-	metrics.NewPending(registry, scheduler.Ready, o.reservations.bound(), func() metrics.PendingPods {
+	metrics.NewPending(registry, scheduler.Ready, o.waitBound(), func() metrics.PendingPods {
 		now := scheduler.Explain()
 		return metrics.PendingPods{At: now.At, Diagnoses: now.Diagnoses, RequestProblems: len(now.RequestProblems)}
 	})

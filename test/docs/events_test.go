@@ -154,7 +154,7 @@ func TestGroupsAndSharesDocumented(t *testing.T) {
 		return found
 	}
 	pages := read(t, "docs/gangs.md") + read(t, "docs/fair-share.md")
-	flags := all(`Var\(&[a-z.A-Z]+, "((?:gang|fair-share|reservation|native)[a-z-]*)"`, "cmd/gpushare-extender/options.go")
+	flags := all(`Var\([^,"]+, "((?:gang|fair-share|reservation|native)[a-z-]*)"`, "cmd/gpushare-extender/options.go")
 	names := slices.Concat(all(`(?m)^\s+(?:Annotation|Label|label)\w+\s+= "([^"]+)"`, "pkg/protocol/group.go"), all(`"(gpushare.aliyun.com/(?:group|fair)-[^"]+)"`, "pkg/protocol/names.go"))
 	if len(flags) < 12 || len(names) < 9 {
 		t.Fatalf("too few flags or names: %q, %q", flags, names)
