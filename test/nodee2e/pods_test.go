@@ -38,6 +38,8 @@ func TestPods(t *testing.T) {
 			s.pod(2).Sidecar("sidecar", 1), s.pod(2).Sidecar("sidecar", 2).Container("second", 2),
 			s.pod(1).InitContainer("init", 1).Sidecar("sidecar", 1).Container("second", 1),
 			s.pod(1).InitContainer("first", 1).InitContainer("second", 2), s.pod(2).Container("plain", 0),
+			s.pod(1).InitContainer("init", 5).Sidecar("sidecar", 1).InitContainer("second", 3).Sidecar("another", 2).Container("app", 1),
+			s.pod(2).Sidecar("sidecar", 1).InitContainer("init", 4).Sidecar("another", 1).InitContainer("last", 2),
 		)
 	})
 	c.run(t, "an ephemeral container gets no card", (*scenario).testEphemeralContainer)
