@@ -52,7 +52,7 @@ const (
 //
 // Rejected and Forget are safe for concurrent use, and do nothing if it is nil; mu guards the fields below it.
 type Defragmenter struct {
-	Options
+	evictor
 	executor   *Executor
 	preemptors *PlaceKeeper
 
@@ -62,7 +62,7 @@ type Defragmenter struct {
 
 // NewDefragmenter returns a Defragmenter. It evicts nothing before Run.
 func NewDefragmenter(x *Executor, preemptors *PlaceKeeper) *Defragmenter {
-	return &Defragmenter{Options: x.Options, executor: x, preemptors: preemptors, blocked: map[gpu.PodUID]blockedPod{}}
+	return &Defragmenter{evictor: x.evictor, executor: x, preemptors: preemptors, blocked: map[gpu.PodUID]blockedPod{}}
 }
 
 // blockedPod is a pod that filter rejected, with the nodes that would suit it if one of their cards were freed. The Pod

@@ -95,22 +95,25 @@ type Options struct {
 	NewGroup func(limit int) background.Group
 }
 
+// evictor makes the calls with which pods are evicted. The types of this package that evict pods embed it.
+type evictor struct{ Options }
+
 // request evicts a pod. ends is when its grace period ends. gone is true if the pod
 // isn't running any more, or is being deleted, which the watch will show soon; another pod may have its name.
-func (o *Options) request(ctx context.Context, pod gpu.Pod) (ends time.Time, gone bool, err error) {
-	state, err := o.readVictim(ctx, pod)
+func (e *evictor) request(ctx context.Context, pod gpu.Pod) (ends time.Time, gone bool, err error) {
+	state, err := e.readVictim(ctx, pod)
 	if err != nil || !state.runs {
 		return state.ends, err == nil, err
 	}
-	gone, err = o.call(ctx, pod, state, false)
+	gone, err = e.call(ctx, pod, state, false)
 	return state.ends, gone, err
 }
 
 // call makes an eviction call for a pod that runs. gone is true if it doesn't any more.
-func (o *Options) call(ctx context.Context, pod gpu.Pod, state victimState, dryRun bool) (gone bool, err error) {
-	err = o.API.Evict(ctx, pod, state.capped, dryRun)
+func (e *evictor) call(ctx context.Context, pod gpu.Pod, state victimState, dryRun bool) (gone bool, err error) {
+	err = e.API.Evict(ctx, pod, state.capped, dryRun)
 	if !dryRun {
-		o.Observer.APIWrite("eviction")
+		e.Observer.APIWrite("eviction")
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return true, nil
@@ -128,8 +131,8 @@ type victimState struct {
 	capped *int64
 }
 
-func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimState, err error) {
-	live, err := o.read(ctx, pod)
+func (e *evictor) readVictim(ctx context.Context, pod gpu.Pod) (state victimState, err error) {
+	live, err := e.read(ctx, pod)
 	switch {
 	case err != nil || live == nil || live.Spec.NodeName == "":
 		return state, err
@@ -143,13 +146,13 @@ func (o *Options) readVictim(ctx context.Context, pod gpu.Pod) (state victimStat
 	if most := int64(protocol.MaxGracePeriod.Seconds()); grace > most {
 		grace, state.capped = most, new(most)
 	}
-	state.runs, state.ends = true, o.Clock.Now().Add(time.Duration(grace)*time.Second)
+	state.runs, state.ends = true, e.Clock.Now().Add(time.Duration(grace)*time.Second)
 	return state, nil
 }
 
 // readUnbound reads a pod that waits. It returns errOutdated if there is none.
-func (o *Options) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
-	live, err := o.read(ctx, pod)
+func (e *evictor) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+	live, err := e.read(ctx, pod)
 	if err == nil && (live == nil || live.DeletionTimestamp != nil || live.Spec.NodeName != "") {
 		err = fmt.Errorf("%w: pod %s doesn't wait any more", errOutdated, pod)
 	}
@@ -157,8 +160,8 @@ func (o *Options) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, er
 }
 
 // read reads a pod; nil if it is gone or has ended.
-func (o *Options) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
-	live, err := o.API.Pod(ctx, pod.Namespace, pod.Name)
+func (e *evictor) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
+	live, err := e.API.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil

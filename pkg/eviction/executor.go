@@ -79,7 +79,7 @@ var (
 //
 // Its methods are safe for concurrent use; mu guards the fields below it, and is never held during a call to the API server.
 type Executor struct {
-	Options
+	evictor
 	// record is the ConfigMap with the groups.
 	record types.NamespacedName
 
@@ -117,7 +117,7 @@ func (g *group) id() gpu.PodUID { return g.Pods[0].UID }
 
 // NewExecutor returns an Executor with its ConfigMap. It evicts nothing before Tick has read the groups of the former leader.
 func NewExecutor(o Options, record types.NamespacedName) *Executor {
-	x := &Executor{Options: o, record: record}
+	x := &Executor{evictor: evictor{o}, record: record}
 	x.resign()
 	return x
 }

@@ -13,7 +13,7 @@ import (
 
 // MemberEvictor evicts the members of broken runs.
 type MemberEvictor struct {
-	Options
+	evictor
 	// evicted counts the evicted members.
 	evicted  func()
 	requests chan []gpu.Pod
@@ -21,7 +21,7 @@ type MemberEvictor struct {
 
 // NewMemberEvictor returns a MemberEvictor. It evicts nothing before Run. evicted is called for each evicted member.
 func NewMemberEvictor(o Options, evicted func()) *MemberEvictor {
-	return &MemberEvictor{Options: o, evicted: evicted, requests: make(chan []gpu.Pod)}
+	return &MemberEvictor{evictor: evictor{o}, evicted: evicted, requests: make(chan []gpu.Pod)}
 }
 
 // Evict starts the eviction of the pods. While earlier pods are being evicted it does nothing: the gang's manager requests

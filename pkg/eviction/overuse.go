@@ -57,7 +57,7 @@ type OveruseGroups interface {
 // one of its members a group usually makes no progress. Members of a group that isn't completely bound are not evicted, because package
 // gang would then evict the other members.
 type OveruseEvictor struct {
-	Options
+	evictor
 	api    NodeAPI
 	cache  OveruseCache
 	groups OveruseGroups
@@ -87,7 +87,7 @@ type cardSeen struct {
 
 // NewOveruseEvictor returns an OveruseEvictor. It evicts nothing before Run.
 func NewOveruseEvictor(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *OveruseEvictor {
-	return &OveruseEvictor{Options: o, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
+	return &OveruseEvictor{evictor: evictor{o}, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
 }
 
 // Run evicts pods as needed until ctx ends.

@@ -20,7 +20,7 @@ import (
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
 type PlaceKeeper struct {
-	Options
+	evictor
 	executor *Executor
 	// requeue makes kube-scheduler retry the rejected pods.
 	requeue func()
@@ -63,7 +63,7 @@ func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
 // NewPlaceKeeper returns PlaceKeeper that have none. requeue makes kube-scheduler retry the rejected pods; it must return at once.
 func NewPlaceKeeper(x *Executor, requeue func()) *PlaceKeeper {
-	ps := &PlaceKeeper{Options: x.Options, executor: x, requeue: requeue}
+	ps := &PlaceKeeper{evictor: x.evictor, executor: x, requeue: requeue}
 	ps.clear()
 	return ps
 }

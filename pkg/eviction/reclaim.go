@@ -40,7 +40,7 @@ type ReclaimObserver interface {
 // Reclaimer evicts pods of tenants above their share for pods of tenants below theirs. Package reclaim decides which, the Executor evicts them.
 // Disruption budgets are respected.
 type Reclaimer struct {
-	Options
+	evictor
 	executor *Executor
 	reads    ReclaimAPI
 	capacity func() reclaim.Capacity
@@ -56,7 +56,7 @@ type ReclaimAPI interface {
 
 // NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
 func NewReclaimer(x *Executor, reads ReclaimAPI, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{Options: x.Options, executor: x, reads: reads, capacity: capacity}
+	return &Reclaimer{evictor: x.evictor, executor: x, reads: reads, capacity: capacity}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan

@@ -102,22 +102,27 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
 	}
-	switch {
-	case mgr.takeLate(r, pm, now):
+	if mgr.takeLate(r, pm, now) {
 		mgr.requeue(pm.node)
 		return FilterResult{Reason: reasons.GroupTimedOut}
-	case pm.node == "":
+	}
+	if pm.node == "" {
 		return FilterResult{Nodes: names}
-	case slices.Contains(names, pm.node), mgr.movePlace(m, pm, names, now):
+	}
+	if slices.Contains(names, pm.node) || mgr.movePlace(m, pm, names, now) {
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
-	case !mgr.keepPlace(r, m, pm, now):
+	}
+	if !mgr.keepPlace(r, m, pm, now) {
 		return FilterResult{Reason: reasons.GroupPlaceLost}
-	case slices.Contains(all.names, pm.node):
+	}
+	if slices.Contains(all.names, pm.node) {
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
-	case r.phase == PhaseBinding:
+	}
+	if r.phase == PhaseBinding {
 		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the plan ends.
-	case mgr.exchangePlace(r, m, pm, names, now):
+	}
+	if mgr.exchangePlace(r, m, pm, names, now) {
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order:
+// What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order (after
+// the first two, a result "no room" that is still valid comes first, because the rest takes longer):
 //
 //   - More members, if too few exist (enough): reasons.GroupIncomplete.
 //   - The end of a pause, if it or others of its namespace have failed (updatePause): GroupPaused, GroupBehindFailed.
@@ -77,6 +78,9 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 		return false
 	}
 	n := r.needed()
+	if r.key.Native {
+		mgr.offerEligible(r, n, now)
+	}
 	r.waitsFor = mgr.obstacle(r, n, now)
 	if r.waitsFor != (reasons.Group{}) {
 		return false
@@ -119,13 +123,9 @@ func (mgr *Manager) isGranted(pod gpu.Pod) bool { return mgr.Ledger.Owns(ledger.
 
 // obstacle returns why it can't be tried to place the members; none if it can.
 func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
-	if r.key.Native {
-		mgr.offerEligible(r, n, now)
-		if !n.allOffered(r) {
-			return reasons.GroupNoRoom
-		}
-	}
 	switch {
+	case r.key.Native && !n.allOffered(r):
+		return reasons.GroupNoRoom
 	case !r.membershipClear(now): // Others of its members keep this message until they are tried again, so it must stay true.
 		return reasons.GroupUnclear
 	case n.any(mgr.AwaitsTurn):
