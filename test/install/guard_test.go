@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/controlplane"
@@ -863,7 +862,7 @@ func TestWarnings(t *testing.T) {
 		}
 		return nil
 	})
-	if all := job(ptr.To("nvidia")); all != "" {
+	if all := job(new("nvidia")); all != "" {
 		t.Errorf("with the class: warned %q", all)
 	}
 	const noQuota = " limits nothing: write requests.aliyun.com/gpu-mem, or requests.aliyun.com/gpu-core.percentage"
