@@ -39,6 +39,7 @@ func TestMistakes(t *testing.T) {
 				for i, pod := range explanation.Pending {
 					if pod.Name == m.Pod {
 						got = explanation.Diagnoses[i]
+						got.Position = diagnosis.Position{} // It isn't a part of what the user did wrong.
 						got.Message = mistakes.Comparable(got.Message)
 					}
 				}
