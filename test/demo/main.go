@@ -120,9 +120,9 @@ In another terminal:
   export PATH=%[2]s:$PATH
   kubectl inspect gpushare -d           # without kubectl: kubectl-inspect-gpushare -d
 
-Create one more pod of 4000 MiB (the unit here is MiB):
+Create one more pod of 5000 MiB (the unit here is MiB):
 
-  sed 's/gpu-mem: 2/gpu-mem: 4000/' %[3]s | kubectl apply -f -
+  sed 's/gpu-mem: 2/gpu-mem: 5000/' %[3]s | kubectl apply -f -
 
 The guard is installed. FAIR_SHARE=dispatch KEEP=1 make demo switches fair sharing on; then add its scheduling gate to your pods.
 
