@@ -155,17 +155,19 @@ func (r *Reclaimer) excludes(ctx context.Context, pod gpu.Pod, node string, vict
 	live, err := r.readUnbound(ctx, pod)
 	if errors.Is(err, errOutdated) {
 		return all, nil
-	} else if err != nil {
+	}
+	if err != nil {
 		return nil, err
 	}
 	volumes, exist, err := r.volumes(ctx, live)
-	switch outOfReach := func(node string) bool { return r.outOfReach(volumes, node) }; {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case !exist:
+	}
+	if !exist {
 		return all, nil
-	case outOfReach(node):
-		return outOfReach, nil
+	}
+	if r.outOfReach(volumes, node) {
+		return func(name string) bool { return r.outOfReach(volumes, name) }, nil
 	}
 	kept, err := r.keptApart(ctx, live, node, victims)
 	if kept {
