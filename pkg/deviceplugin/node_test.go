@@ -123,14 +123,14 @@ func TestNodeLabelsAndWholeCards(t *testing.T) {
 // TestTwoPlugins: two plugins with different cards on one node, as when two releases have the node.
 func TestTwoPlugins(t *testing.T) {
 	b := newFixture(t)
-	k := startKubelet(t, b.dir)
-	b.start(newCards(16))
-	k.awaitDevices(16, 16)
 	var writes atomic.Int32
 	b.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		writes.Add(1)
 		return false, nil, nil
 	})
+	k := startKubelet(t, b.dir)
+	b.start(newCards(16))
+	k.awaitDevices(16, 16)
 	b.start([]gpu.Card{{Index: 0, UUID: "GPU-0", Memory: 15}})
 	b.awaitEvent("GPUNodeContested another program changes the inventory or the amounts of this node again and again")
 	// Both can have written often before one notices. Then each waits for half a minute.
