@@ -156,7 +156,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.DurationVar(&fair.MinRuntime, "fair-share-min-runtime", 10*time.Minute, "time for which a pod must have run before it can be evicted for another tenant; only with --fair-share=reclaim")
 	e := &o.election
 	f.BoolVar(&e.elect, "leader-elect", false, "elect a leader among several replicas by a Lease; the leader answers kube-scheduler, the others are standbys. Set it on all replicas if there is more than one")
-	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease, of --publish-service, and of the ConfigMap gpushare-evictions, in which evictions are recorded before they begin")
+	f.StringVar(&e.options.Namespace, "leader-elect-namespace", "kube-system", "`namespace` of the Lease, of --publish-service, and of the ConfigMap gpushare-evictions, in which the eviction of a group is recorded before it begins")
 	f.DurationVar(&e.options.LeaseDuration, "leader-elect-lease-duration", leader.DefaultLeaseDuration, "time after the leader's last renewal after which a standby may take over, in whole seconds; the same on all replicas")
 	f.DurationVar(&e.options.RenewDeadline, "leader-elect-renew-deadline", leader.DefaultRenewDeadline, "time after its last renewal for which the leader answers; less than the lease duration, more than --bind-timeout")
 	f.DurationVar(&e.options.RetryPeriod, "leader-elect-retry-period", leader.DefaultRetryPeriod, "interval at which the leader renews its Lease and standbys try to acquire it")

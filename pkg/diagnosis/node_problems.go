@@ -81,5 +81,6 @@ func UnitsProblem(nodes map[gpu.Unit][]string) string {
 	for _, unit := range slices.Sorted(maps.Keys(nodes)) {
 		units = append(units, fmt.Sprintf("%s (%s)", unit, FirstOf(slices.Sorted(slices.Values(nodes[unit])))))
 	}
-	return fmt.Sprintf("nodes have different units of GPU memory, so the same request means different amounts: %s", strings.Join(units, ", "))
+	return fmt.Sprintf("nodes have different units of GPU memory, so the same request means different amounts: %s; "+
+		"give all the same devicePlugin.memoryUnit", strings.Join(units, ", "))
 }

@@ -67,8 +67,8 @@ type Cache interface {
 type Observer interface {
 	// Evicted reports the result of a round of evictions.
 	Evicted(result reasons.Result)
-	// EvictionRecordFailed counts failed reads and writes of an Executor's record, during which it evicts nothing, and records that can't be
-	// parsed, which it ignores.
+	// EvictionRecordFailed counts failed reads of an Executor's record, until which it evicts nothing, failed writes, without which it evicts no
+	// group, and records that can't be parsed, which it ignores.
 	EvictionRecordFailed()
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
 	OveruserEvicted(result reasons.Result)

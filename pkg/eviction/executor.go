@@ -143,9 +143,9 @@ func (x *Executor) Tick(ctx context.Context) {
 	}
 	x.mu.Lock()
 	now := x.Clock.Now()
-	sync := x.writeRecord
+	sync, failed := x.writeRecord, "Record of evictions not written, trying again: until it is, no groups are evicted for others"
 	if !x.read {
-		sync = x.inherit
+		sync, failed = x.inherit, "Record of evictions not read, trying again: until it is, no pods are evicted for others"
 	}
 	skip := now.Before(x.again) || x.read && !x.unwritten
 	x.mu.Unlock()
@@ -156,7 +156,7 @@ func (x *Executor) Tick(ctx context.Context) {
 		x.mu.Lock()
 		x.again = now.Add(queue.Retry)
 		x.mu.Unlock()
-		klog.FromContext(ctx).Error(err, "Record of evictions not read or written, trying again: until it is read, no pods are evicted for others")
+		klog.FromContext(ctx).Error(err, failed)
 	}
 }
 

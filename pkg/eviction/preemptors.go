@@ -61,7 +61,7 @@ type preemptor struct {
 // evicting reports whether the Executor is still freeing the cards.
 func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
-// NewPlaceKeeper returns PlaceKeeper that have none. requeue makes kube-scheduler retry the rejected pods; it must return at once.
+// NewPlaceKeeper returns a PlaceKeeper without preemptors. requeue makes kube-scheduler retry the rejected pods; it must return at once.
 func NewPlaceKeeper(x *Executor, requeue func()) *PlaceKeeper {
 	ps := &PlaceKeeper{evictor: x.evictor, executor: x, requeue: requeue}
 	ps.clear()

@@ -35,7 +35,7 @@ Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:
 11210/64404 (17%)
 
-Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib)
+Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib); give all the same devicePlugin.memoryUnit
 `},
 		"simulated cards": {simulated, writeTable, format{}, `
 NAME    IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)
@@ -180,7 +180,7 @@ Total :      16276
 Largest Free Piece: 16384 MiB of 53194 MiB free, on in-gib
 Allocated/Total GPU Memory In Cluster:  11210/64404 (17%) in MiB
 
-Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib)
+Problem: nodes have different units of GPU memory, so the same request means different amounts: MiB (in-mib), 256MiB (in-256), GiB (in-gib); give all the same devicePlugin.memoryUnit
 `},
 		"wide details have the cards and every status": {failing, writeDetails, format{wide: true}, `
 NAME:       n

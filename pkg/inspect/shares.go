@@ -80,7 +80,8 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 		page.remarks += "Fair sharing is off: these are the shares with --fair-share=dispatch.\n"
 	}
 	if settings.PriorityCutoff <= 0 {
-		page.remarks += fmt.Sprintf("Pods without a priority need no turn: --fair-share-priority-cutoff is %d.\n", settings.PriorityCutoff)
+		page.remarks += fmt.Sprintf("Pods without a priority need no turn, because --fair-share-priority-cutoff is %d: raise it (default %d).\n",
+			settings.PriorityCutoff, dispatch.DefaultPriorityCutoff)
 	}
 	if settings.Unknown {
 		page.remarks += "No pod of the extender is running, so its flags aren't known: these are the shares with the defaults.\n"
@@ -209,7 +210,7 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
 		}
 		if tenant.Guaranteed > out.Total && out.Total > 0 {
-			out.Problems = append(out.Problems, fmt.Sprintf("tenant %s: its guaranteed amount, %d, is more than the cluster has, %d units",
+			out.Problems = append(out.Problems, fmt.Sprintf("tenant %s: its guaranteed amount of %d units is more than the cluster's %d: write it in units of aliyun.com/gpu-mem",
 				reasons.TenantName(t.Name), t.Guaranteed, out.Total))
 		}
 		switch next := pending[t.Next.UID]; {

@@ -68,7 +68,7 @@ carol   1       0           7      0          8        1             cards are f
 		"fair sharing was never on":     {[]string{"--fair-share-by=label:team"}, []*corev1.Pod{extender(1)}, off, byLabel},
 		"by the newest extender's flag": {nil, []*corev1.Pod{extender(2, "-v=2", "--leader-elect", "--fair-share=dispatch", "--fair-share-by=label:team"), extender(1)}, "", byLabel},
 		"pods above the cutoff are free": {nil, []*corev1.Pod{extender(1, "--fair-share=reclaim", "--fair-share-priority-cutoff=0")},
-			"Pods without a priority need no turn: --fair-share-priority-cutoff is 0.\n", `
+			"Pods without a priority need no turn, because --fair-share-priority-cutoff is 0: raise it (default 2000000000).\n", `
 TENANT  WEIGHT  GUARANTEED  SHARE  ALLOCATED  WAITING  PODS WAITING  NEXT POD
 alice   2       0           10     10         0        0             -
 bob     1       4           22     22         0        0             -
@@ -109,7 +109,7 @@ func TestSharesProblems(t *testing.T) {
 		Name: "alice", Labels: map[string]string{"team": "x"}, Annotations: map[string]string{protocol.AnnotationFairShareGuaranteed: "32768"},
 	}}
 	nodes := []nodeBuilder{inventoryNode(t, "n1", "10.0.0.1", gpu.GiB, t4(0, 16), t4(1, 16)), legacyNode("n2", "10.0.0.2", 16)}
-	const guaranteed = "tenant alice: its guaranteed amount, 32768, is more than the cluster has, 48 units"
+	const guaranteed = "tenant alice: its guaranteed amount of 32768 units is more than the cluster's 48: write it in units of aliyun.com/gpu-mem"
 	for name, test := range map[string]struct {
 		nodes []nodeBuilder
 		by    string
@@ -120,7 +120,7 @@ func TestSharesProblems(t *testing.T) {
 			"no namespace has the label taem of --fair-share-by, so all are one tenant", strings.Replace(guaranteed, "alice", "<none>", 1),
 		}},
 		"a node with another unit": {append([]nodeBuilder{inventoryNode(t, "n3", "10.0.0.3", gpu.MiB, t4(0, 16<<10))}, nodes...), shareByNamespace, []string{
-			"nodes have different units of GPU memory, so the same request means different amounts: MiB (n3), GiB (n1, n2)",
+			"nodes have different units of GPU memory, so the same request means different amounts: MiB (n3), GiB (n1, n2); give all the same devicePlugin.memoryUnit",
 			strings.Replace(guaranteed, "48", "64", 1),
 		}},
 		"no nodes yet": {nil, "label:team", []string{}},

@@ -126,8 +126,8 @@ func TestFairShare(t *testing.T) {
 	}
 }
 
-// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more. Her pods have a volume,
-// which the extender reads.
+// TestReclaim has Bob fill the cluster before Alice comes: exactly the excess of his pods is evicted, and then nothing more. Her pods have a volume:
+// the extender must have the right to read it and its claim.
 func TestReclaim(t *testing.T) {
 	c := start(t)
 	c.helm.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=extender.fairShare.mode=reclaim",

@@ -855,17 +855,27 @@ func TestWarnings(t *testing.T) {
 		return warned(err)
 	}
 	const noCard = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
-	h.run(t, "install", "gpushare", chart, "--namespace="+namespace, "--set=devicePlugin.runtimeClassName=nvidia")
-	framework.Eventually(t, "the policy warns", func(context.Context) error {
-		if all := job(nil); !strings.HasSuffix(all, noCard) {
-			return fmt.Errorf("warned %q", all)
-		}
-		return nil
-	})
+	warns := func(verb, values, want string) {
+		t.Helper()
+		h.run(t, verb, "gpushare", chart, "--namespace="+namespace, "--set="+values)
+		framework.Eventually(t, "the policy with "+values, func(context.Context) error {
+			if all := job(nil); !strings.HasSuffix(all, want) || want == "" && all != "" {
+				return fmt.Errorf("warned %q, want %q", all, want)
+			}
+			return nil
+		})
+	}
+	warns("install", "devicePlugin.runtimeClassName=nvidia", noCard)
 	if all := job(new("nvidia")); all != "" {
 		t.Errorf("with the class: warned %q", all)
 	}
 	const noQuota = " limits nothing: write requests.aliyun.com/gpu-mem, or requests.aliyun.com/gpu-core.percentage"
+	framework.Eventually(t, "the policy of quotas warns", func(context.Context) error {
+		if all := quota("limits.aliyun.com/gpu-mem"); all == "" {
+			return fmt.Errorf("warned %q", all)
+		}
+		return nil
+	})
 	for key, limits := range map[corev1.ResourceName]bool{
 		"requests.aliyun.com/gpu-mem": true, "requests.aliyun.com/gpu-core.percentage": true, "requests.nvidia.com/gpu": true, "limits.cpu": true,
 		"limits.aliyun.com/gpu-mem": false, "requests.aliyun.com/gpumem": false, "requests.aliyun.com/gpu-count": false,
@@ -874,15 +884,9 @@ func TestWarnings(t *testing.T) {
 			t.Errorf("a quota on %s: warned %q", key, all)
 		}
 	}
-	for _, values := range []string{"devicePlugin.runtimeClassName=", "devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri"} {
-		h.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set="+values)
-		framework.Eventually(t, "the policy doesn't warn with "+values, func(context.Context) error {
-			if all := job(nil); all != "" {
-				return fmt.Errorf("warned %q", all)
-			}
-			return nil
-		})
-	}
+	warns("upgrade", "devicePlugin.runtimeClassName=", "")
+	warns("upgrade", "devicePlugin.runtimeClassName=nvidia", noCard)
+	warns("upgrade", "devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri", "")
 }
 
 func mustNameTheContainer(t *testing.T, what string, err error, container string) {

@@ -112,7 +112,7 @@ extender.overusePolicy: evict believes an annotation of pods, which without the 
 {{- if and (include "gpushare.withExtender" .) (eq $v.extender.overusePolicy "evict") $v.devicePlugin.enabled (not $v.devicePlugin.hostPID) }}
 extender.overusePolicy: evict needs the use that the device plugin measures, or no pod is ever evicted: set devicePlugin.hostPID=true
 {{- end -}}
-{{- if and $v.devicePlugin.usageMetrics (not $v.devicePlugin.hostPID) }}
+{{- if and $v.devicePlugin.enabled $v.devicePlugin.usageMetrics (not $v.devicePlugin.hostPID) }}
 devicePlugin.usageMetrics: the device plugin can't tell which container uses the memory: set devicePlugin.hostPID=true
 {{- end -}}
 {{- if and (include "gpushare.fairShare" .) (or (not $v.guard.enabled) (not (include "gpushare.hasPolicies" .))) }}
