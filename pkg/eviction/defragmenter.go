@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// interval is the minimum time between two rounds of evictions.
+	// interval is the minimum time between the evictions for two pods.
 	interval = time.Second
 	// cycle is longer than kube-scheduler takes from the filter call for a pod to the preempt call in the same scheduling cycle, and than the watch
 	// usually takes to show what kube-scheduler does then. Evictions for the pod begin that long after its first rejection at the earliest:
@@ -138,7 +138,7 @@ func (d *Defragmenter) Tick(ctx context.Context) {
 	}
 }
 
-// step begins at most one round of evictions.
+// step begins the evictions for at most one pod.
 func (d *Defragmenter) step(ctx context.Context) {
 	if !d.Cache.BudgetsSynced() {
 		return

@@ -65,10 +65,10 @@ type Cache interface {
 
 // Observer receives what metrics count. Its methods must return at once.
 type Observer interface {
-	// Evicted reports the result of a round of evictions.
+	// Evicted reports the result of the evictions for a pod.
 	Evicted(result reasons.Result)
-	// EvictionRecordFailed counts failed reads of an Executor's record, until which it evicts nothing, failed writes, without which it evicts no
-	// group, and records that can't be parsed, which it ignores.
+	// EvictionRecordFailed counts failures of an Executor's record. Until it is read, the Executor evicts nothing. If it can't be written, no group is
+	// evicted. One that can't be parsed is ignored.
 	EvictionRecordFailed()
 	// OveruserEvicted reports the result of the eviction of a pod that uses more than it requests.
 	OveruserEvicted(result reasons.Result)

@@ -86,7 +86,7 @@ type Executor struct {
 	mu sync.Mutex
 	// groups are those of which a pod may have been evicted and another one is left, by their first pod.
 	groups map[gpu.PodUID]*group
-	// asked is when the eviction of each pod was last requested: those that were refused are left out.
+	// asked is when the eviction of each pod was last requested. Evict removes those that were refused.
 	asked map[gpu.PodUID]time.Time
 	// spared are the victims whose eviction was refused, for a while.
 	spared queue.Pauses[gpu.PodUID]
@@ -104,10 +104,12 @@ type group struct {
 	Victim
 	// Began is when it was recorded first.
 	Began time.Time `json:"began"`
-	// left are its pods that are to be evicted. inherited is true if a former leader has recorded it, until it is known which of them these are.
-	left      []PodID
-	inherited bool
-	// calling is true while Evict makes the first calls for it. next is when further ones are made, and until when it is given up.
+	// left are its pods that are to be evicted. begun is true once one was evicted, or may have been. inherited is true if a former leader has recorded
+	// the group, until this is known.
+	left             []PodID
+	begun, inherited bool
+	// calling is true while Evict makes the first calls for it. next is when further ones are made. If the API server refuses the last ones before until, or
+	// one after it, the group is given up.
 	calling     bool
 	next, until time.Time
 }
@@ -136,9 +138,9 @@ func (x *Executor) Tick(ctx context.Context) {
 	if x.Cache.Ready() != nil {
 		return
 	}
-	for _, g := range x.takeDue() {
+	for _, g := range x.due() {
 		if err := x.finish(ctx, g); err != nil {
-			klog.FromContext(ctx).Error(err, "Not all pods of a group evicted, trying again", "for", g.For.pod().String())
+			klog.FromContext(ctx).Error(err, "Not all pods of a group evicted, trying again unless it is given up", "for", g.For.pod().String())
 		}
 	}
 	x.mu.Lock()
@@ -219,7 +221,9 @@ func (x *Executor) Evict(ctx context.Context, victims []Victim) (evicted []gpu.P
 	}
 	out := &results{done: map[gpu.PodUID]bool{}}
 	if len(groups) > 0 {
-		err = x.writeRecord(ctx)
+		if err = x.writeRecord(ctx); err == nil && !x.keeps(groups) {
+			err = errUnread // This process has led another term meanwhile: the record doesn't have them.
+		}
 	}
 	if err == nil {
 		first := victims[0]
@@ -266,6 +270,13 @@ func (x *Executor) begin(victims []Victim) (groups []*group, err error) {
 		}
 	}
 	return groups, nil
+}
+
+// keeps reports whether the groups are still those of this process.
+func (x *Executor) keeps(groups []*group) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return !slices.ContainsFunc(groups, func(g *group) bool { return x.groups[g.id()] != g })
 }
 
 // results are those of evictions that are made at the same time. mu guards the fields.
@@ -340,8 +351,8 @@ func (x *Executor) evictOne(ctx context.Context, v Victim, pod gpu.Pod, out *res
 // lock.
 func (x *Executor) settle(g *group, out *results) {
 	g.left = slices.DeleteFunc(slices.Clone(g.Pods), func(pod PodID) bool { return out.done[pod.UID] })
-	begun := slices.ContainsFunc(g.Pods, func(pod PodID) bool { _, may := out.done[pod.UID]; return may })
-	if !begun || len(g.left) == 0 {
+	g.begun = g.begun || slices.ContainsFunc(g.Pods, func(pod PodID) bool { _, may := out.done[pod.UID]; return may })
+	if !g.begun || len(g.left) == 0 {
 		x.forget(g)
 	}
 	g.calling, g.next, g.until = false, x.Clock.Now().Add(queue.Retry), out.until
@@ -355,19 +366,15 @@ func (x *Executor) forget(g *group) {
 	}
 }
 
-// takeDue gives up groups whose time is over, and returns those whose pods are to be evicted now.
-func (x *Executor) takeDue() (due []*group) {
+// due returns the groups whose pods are to be evicted now.
+func (x *Executor) due() (due []*group) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := x.Clock.Now()
 	x.spared.Prune(now, queue.LongestPause)
 	maps.DeleteFunc(x.asked, func(_ gpu.PodUID, at time.Time) bool { return now.Sub(at) > x.AnswerLost })
 	for _, g := range x.present() {
-		switch {
-		case g.calling || now.Before(g.next):
-		case now.After(g.until):
-			x.forget(g)
-		default:
+		if !g.calling && !now.Before(g.next) {
 			due = append(due, g)
 		}
 	}
@@ -395,19 +402,31 @@ func (x *Executor) finish(ctx context.Context, g *group) (err error) {
 		g.next = x.Clock.Now().Add(queue.Retry)
 		return err
 	}
+	givenUp := x.Clock.Now().Add(queue.Retry).After(g.until) && answered(err)
 	g.inherited = false
 	x.settle(g, out)
+	if givenUp && len(g.left) > 0 {
+		x.forget(g)
+		return fmt.Errorf("given up, %d of %d pods of the group of %s stay: %w", len(g.left), len(g.Pods), g.Pods[0].pod(), err)
+	}
 	return err
 }
 
-// examine adds the pods of a group that don't run any more to the results.
+// examine adds the pods of a group that are gone or being deleted to the results. Those that have ended by themselves were not evicted.
 func (x *Executor) examine(ctx context.Context, g *group, out *results) error {
 	return x.forEach([]Victim{g.Victim}, func(_ Victim, pod gpu.Pod) error {
-		state, err := x.readVictim(ctx, pod)
-		if err == nil && !state.runs {
-			out.add(pod.UID, true, state.ends, x.Clock.Now())
+		live, err := x.API.Pod(ctx, pod.Namespace, pod.Name)
+		switch {
+		case apierrors.IsNotFound(err):
+			out.add(pod.UID, true, time.Time{}, x.Clock.Now())
+		case err != nil:
+			return fmt.Errorf("reading pod %s: %w", pod, err)
+		case gpu.PodUID(live.UID) != pod.UID:
+			out.add(pod.UID, true, time.Time{}, x.Clock.Now())
+		case live.DeletionTimestamp != nil && !protocol.Lingers(live):
+			out.add(pod.UID, true, live.DeletionTimestamp.Time, x.Clock.Now())
 		}
-		return err
+		return nil
 	})
 }
 

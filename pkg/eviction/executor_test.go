@@ -3,8 +3,10 @@ package eviction
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -305,6 +307,28 @@ func TestExecutorOutdatedRecord(t *testing.T) {
 	}
 }
 
+// The leader dies after it has recorded a group, and before its first eviction. One of the group's pods ends by itself: the others stay.
+func TestExecutorMemberEnds(t *testing.T) {
+	recorded := 0
+	for calls := range 22 {
+		f := newExecutions(t)
+		_, _ = f.evict(f.process(&fake.Mortal{API: f.server, Left: calls + 1, After: true}))
+		object, err := f.server.ConfigMap(t.Context(), recordName.Namespace, recordName.Name)
+		if err != nil || !strings.Contains(object.Data[keyGroups], "g1") || f.running() != "g1 g2 g3 s" {
+			continue
+		}
+		recorded++
+		f.server.Set(fake.Edited(f.pods[0], fake.Phase(corev1.PodSucceeded)))
+		f.later(f.process(f.server), 3*time.Minute)
+		if got := f.running(); got != "g1 g2 g3 s" {
+			t.Errorf("dead after %d calls: %q stay, want all", calls+1, got)
+		}
+	}
+	if recorded == 0 {
+		t.Error("no leader died between the record and the first eviction")
+	}
+}
+
 // A record that can't be written is tried again every five seconds, not at each step.
 func TestExecutorWritesAgain(t *testing.T) {
 	f := newExecutions(t)
@@ -328,8 +352,8 @@ func TestExecutorWritesAgain(t *testing.T) {
 	}
 }
 
-// The answer to the first eviction of a group is lost, and the others are refused at first. The group is evicted as a whole, whether that eviction was
-// made or not.
+// The answer to the first eviction of a group is lost, and the others are refused at first. Then the API server takes no evictions for ten minutes. The group is
+// evicted as a whole, whether that eviction was made or not.
 func TestExecutorLostAnswer(t *testing.T) {
 	for _, made := range []bool{true, false} {
 		f := newExecutions(t)
@@ -356,6 +380,9 @@ func TestExecutorLostAnswer(t *testing.T) {
 		if until, err := f.evict(x); err == nil || until.IsZero() {
 			t.Fatal(until, err)
 		}
+		away := &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+		f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error { return away }})
+		f.later(x, 10*time.Minute)
 		f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error { return evicted(pod) }})
 		f.later(x, 3*time.Minute)
 		if got := f.running(); got != "s" {

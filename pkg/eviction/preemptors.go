@@ -20,7 +20,7 @@ import (
 //
 // Its methods are safe for concurrent use; mu guards the fields below it.
 type PlaceKeeper struct {
-	evictor
+	Options
 	executor *Executor
 	// requeue makes kube-scheduler retry the rejected pods.
 	requeue func()
@@ -36,16 +36,15 @@ type PlaceKeeper struct {
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
 // It begins when a Defragmenter has chosen victims (add), when filter is called with the node while victims of kube-scheduler are leaving it (Tried),
-// or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits
-// for the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the
-// term (resign).
+// or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits for the end of its victims, then, from freedAt on, for its pod.
+// It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type preemptor struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
 	// own is true if the Executor evicts the victims, false if kube-scheduler does.
 	own bool
-	// checking is true until the Executor has begun to evict the victims.
+	// checking is true until the Executor has checked the victims and made its first calls.
 	checking bool
 	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once TryWait has answered for that call.
 	offered time.Time
@@ -63,7 +62,7 @@ func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
 // NewPlaceKeeper returns a PlaceKeeper without preemptors. requeue makes kube-scheduler retry the rejected pods; it must return at once.
 func NewPlaceKeeper(x *Executor, requeue func()) *PlaceKeeper {
-	ps := &PlaceKeeper{evictor: x.evictor, executor: x, requeue: requeue}
+	ps := &PlaceKeeper{Options: x.Options, executor: x, requeue: requeue}
 	ps.clear()
 	return ps
 }

@@ -81,10 +81,14 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 	r.Reclaims.Reclaimed(resultOf(err))
 	logger = logger.WithValues("pods", len(evicted), "units", len(plan.Served))
 	switch {
+	case err != nil && until.IsZero():
+		logger.Error(err, "No pod evicted for tenants below their share", "result", resultOf(err))
 	case err != nil:
 		logger.Error(err, "Not all pods evicted for tenants below their share", "result", resultOf(err))
 	case len(evicted) > 0:
 		logger.Info("Evicted pods for tenants below their share")
+	default:
+		logger.Info("Cards reserved for tenants below their share: enough pods end already")
 	}
 	return until
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 )
 
-// maxClaims limits the claims of a pod that are read before evictions: a tenant can have many pods with hundreds of claims, and other tenants wait for
-// the reads.
+// maxClaims limits the claims of a pod that are read before evictions, because other tenants wait for the reads. Further ones are ignored: pods can be
+// evicted for a pod that they keep off the node.
 const maxClaims = 16
 
 // volumes reads the volumes to which the claims of the pod are bound. exist is false if a claim or its volume is missing or is about to be: kube-scheduler
@@ -21,14 +21,16 @@ func (r *Reclaimer) volumes(ctx context.Context, pod *corev1.Pod) (volumes []*co
 	claims := 0
 	for i := range pod.Spec.Volumes {
 		name := claimName(pod, &pod.Spec.Volumes[i])
-		if name == "" || claims == maxClaims {
+		if name == "" {
 			continue
 		}
-		claims++
-		var of *corev1.PersistentVolume
+		if claims++; claims > maxClaims {
+			break
+		}
+		var bound *corev1.PersistentVolume
 		claim, err := r.reads.Claim(ctx, pod.Namespace, name)
 		if err == nil && claim.Spec.VolumeName != "" {
-			of, err = r.reads.Volume(ctx, claim.Spec.VolumeName)
+			bound, err = r.reads.Volume(ctx, claim.Spec.VolumeName)
 		}
 		switch {
 		case apierrors.IsNotFound(err):
@@ -37,8 +39,8 @@ func (r *Reclaimer) volumes(ctx context.Context, pod *corev1.Pod) (volumes []*co
 			return nil, false, fmt.Errorf("reading claim %s/%s and its volume: %w", pod.Namespace, name, err)
 		case claim.DeletionTimestamp != nil, claim.Status.Phase == corev1.ClaimLost:
 			return nil, false, nil
-		case of != nil:
-			volumes = append(volumes, of)
+		case bound != nil:
+			volumes = append(volumes, bound)
 		}
 	}
 	return volumes, true, nil
