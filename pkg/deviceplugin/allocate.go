@@ -120,7 +120,7 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
 }
 
-// lock locks mutex for a call.
+// lock waits for mutex until ctx ends, and returns what unlocks it.
 func (a *allocator) lock(ctx context.Context) (release func(), err error) {
 	select {
 	case a.mutex <- struct{}{}:
@@ -178,9 +178,8 @@ func (q *questions) State(c allocation.Candidate) allocation.KubeletState {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(q.ctx, q.left)
 	defer cancel()
-	if state = q.kubelet.State(ctx, c); state != allocation.StateUnknown {
-		q.states[c.Key()] = state
-	}
+	state = q.kubelet.State(ctx, c)
+	q.states[c.Key()] = state
 	q.left -= time.Since(start)
 	return state
 }

@@ -40,8 +40,8 @@ type annotator struct {
 
 const patchTimeout = 10 * time.Second
 
-// reportedFailures is the number of failures, one after the other, after which an Event reports that the API server refuses a write. By then 1.5
-// seconds have passed, and a right that an upgrade has just given is in force.
+// reportedFailures is the number of failures, one after the other, after which an Event reports that the API server refuses a write. By then some
+// tenths of a second have passed, and a right that an upgrade has just given is mostly in force.
 const reportedFailures = 4
 
 // annotationQueue has the pods whose annotations may have to change.
@@ -119,7 +119,8 @@ func (a *annotator) reportRefused(uid gpu.PodUID, err error) {
 	pod, known := a.pods.ByUID(uid)
 	if refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err); known && refused && a.queue.NumRequeues(uid) == reportedFailures {
 		a.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventNotRecorded,
-			"the API server refuses the annotations by which the device plugin reports what the pod's containers got: %v", err)
+			"the API server refuses the annotations by which the device plugin reports what the pod's containers got (its ServiceAccount needs the right, "+
+				"and the guard and other policies must allow it): %v", err)
 	}
 }
 

@@ -57,7 +57,8 @@ func TestAnnotationsRefused(t *testing.T) {
 	one := newPod("one", main(4), assumed(0, 1))
 	b.create(p, one)
 	k.mustAdmit(one)
-	b.awaitEvent(`GPUCardNotRecorded The API server refuses the annotations by which the device plugin reports what the pod's containers got: ` +
+	b.awaitEvent(`GPUCardNotRecorded The API server refuses the annotations by which the device plugin reports what the pod's containers got ` +
+		`(its ServiceAccount needs the right, and the guard and other policies must allow it): ` +
 		`annotating pod default/one: pods "one" is forbidden: only gpushare writes them`)
 	failed := testutil.ToFloat64(p.metrics.annotationErrors)
 	await.True(t, "another failure", func() bool { return testutil.ToFloat64(p.metrics.annotationErrors) > failed })

@@ -191,7 +191,7 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 			text += "; changed: " + strings.Join(changes, ", ")
 		}
 		if vain := c.cards.ExcludedInVain(); len(vain) > 0 {
-			text += "; no card of the node is excluded by " + strings.Join(vain, ", ")
+			text += "; these entries of excludedCards match no card: " + strings.Join(vain, ", ")
 		}
 		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
 	}

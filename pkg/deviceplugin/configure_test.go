@@ -156,7 +156,7 @@ func TestExcludedInVain(t *testing.T) {
 	b.monitorCards(p, 16, 16)
 	k.awaitDevices(32, 32)
 	b.label("display")
-	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards; no card of the node is excluded by NVIDIA T100O, GPU-x")
+	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards; these entries of excludedCards match no card: NVIDIA T100O, GPU-x")
 }
 
 // TestNodeConfiguration changes a node's label and the files, while pods run there.

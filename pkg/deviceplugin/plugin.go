@@ -227,10 +227,10 @@ func (p *Plugin) KnownCards(ctx context.Context) (cards []gpu.Card, bootID strin
 }
 
 // SetCards sets the cards of the node, at any time, the unit in which their memory is counted, and the node's RDMA adapters, which must not be
-// changed later. moved maps the index of a card to the driver's index where the two differ. problem is the reason why none of the cards can be
+// changed later. driverIndex maps the index of a card to the driver's index where the two differ. problem is the reason why none of the cards can be
 // used, and empty otherwise.
-func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, moved map[int]int, problem string) {
-	p.cards.Set(unit, cards, adapters, moved, problem)
+func (p *Plugin) SetCards(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, driverIndex map[int]int, problem string) {
+	p.cards.Set(unit, cards, adapters, driverIndex, problem)
 	p.isolator.Refresh()
 	for uid := range p.annotator.record.Snapshot() { // The pod's cards can be lost or found again, see lostCards.
 		p.annotator.queue.Add(uid)

@@ -171,8 +171,8 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", serving.socket)
 	if n := countDevices(r.cards.Reported()); n >= manyDevices {
-		logger.Info("Warning: with so many devices, a kubelet with the feature gates ResourceHealthStatus and ResourceHealthStatusMessage, which are on by "+
-			"default from Kubernetes 1.36, does nothing else for up to minutes now: switch them off, or use a larger unit (docs/units.md)", "devices", int64(n))
+		logger.Info("Warning: from Kubernetes 1.36 on, the kubelet can hang for minutes now, because it has many devices and the feature gates "+
+			"ResourceHealthStatus and ResourceHealthStatusMessage: switch both off, or use a larger unit (docs/units.md)", "devices", int64(n))
 	}
 	return true, r.watch(ctx, serving)
 }

@@ -162,12 +162,12 @@ func (s *service) awaitChange(ctx context.Context, kept *keptDevices, changed <-
 	return next(ctx, s.stop, changed)
 }
 
-// next waits for a value, and reports whether it came before ctx ended or ending was closed.
-func next[T any](ctx context.Context, ending <-chan struct{}, value <-chan T) bool {
+// next waits for a value, and reports whether it came before ctx ended or stop was closed.
+func next[T any](ctx context.Context, stop <-chan struct{}, value <-chan T) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-ending:
+	case <-stop:
 		return false
 	case <-value:
 		return true

@@ -17,6 +17,8 @@ import (
 // sliceWatch follows the ResourceSlices in which NVIDIA's DRA driver offers the node's cards. Only their existence counts, so it
 // reads their metadata.
 type sliceWatch struct {
+	// changed is called when what Driver returns has changed.
+	changed func()
 	// informer is nil without a client.
 	informer cache.SharedIndexInformer
 	// unavailable is true if the API server has no ResourceSlices, or the plugin may not read them. Both can end: the control plane is upgraded, and
@@ -26,7 +28,7 @@ type sliceWatch struct {
 
 // newSliceWatch returns a watch that calls changed after each change of what Driver returns.
 func newSliceWatch(slices SliceClient, node string, changed func()) (*sliceWatch, error) {
-	w := &sliceWatch{}
+	w := &sliceWatch{changed: changed}
 	if slices == nil {
 		return w, nil
 	}
@@ -74,7 +76,13 @@ func (w *sliceWatch) Driver() (name string, known bool) {
 
 // Run follows the ResourceSlices until ctx ends.
 func (w *sliceWatch) Run(ctx context.Context) {
-	if w.informer != nil {
-		w.informer.RunWithContext(ctx)
+	if w.informer == nil {
+		return
 	}
+	go func() { // If there is none, nothing else shows that this is known.
+		if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+			w.changed()
+		}
+	}()
+	w.informer.RunWithContext(ctx)
 }

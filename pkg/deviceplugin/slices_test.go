@@ -54,11 +54,14 @@ func TestDRADriverUnknown(t *testing.T) {
 		"the API server has no ResourceSlices": {apierrors.NewNotFound(resource, ""), ""},
 		"the plugin may not read them":         {apierrors.NewForbidden(resource, "", nil), ""},
 		"the API server doesn't answer yet":    {apierrors.NewServiceUnavailable("starting"), protocol.DRADriver},
+		"the driver is gone":                   {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
 			b.slices = fakeSlices()
-			b.slices.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.answer })
+			b.slices.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return test.answer != nil, nil, test.answer
+			})
 			node := b.node()
 			annotation, err := protocol.Inventory{Unit: 1 << 30, DRADriver: protocol.DRADriver}.Annotation()
 			check.Must(t, err)

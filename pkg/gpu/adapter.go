@@ -1,6 +1,6 @@
 package gpu
 
-// Adapter is an RDMA adapter of a node: an InfiniBand or RoCE device of the kernel. Its JSON is that of inventories.
+// Adapter is an RDMA adapter of a node: an InfiniBand or RoCE device of the kernel. Its JSON is that of inventories and of kubectl inspect's report.
 type Adapter struct {
 	// Name is the kernel's name of the adapter ("mlx5_0"), and Device that of its character device below /dev/infiniband ("uverbs0").
 	Name   string `json:"name"`

@@ -129,7 +129,7 @@ func (c Cards) Has(card gpu.Card) bool {
 func (c Cards) Unmatched(cards []gpu.Card) (values []string) {
 	for _, s := range c {
 		if !slices.ContainsFunc(cards, s.matches) {
-			values = append(values, cmp.Or(s.UUID, s.Model, strconv.Itoa(s.Index)))
+			values = append(values, cmp.Or(s.UUID, s.Model, "index "+strconv.Itoa(s.Index)))
 		}
 	}
 	return values

@@ -104,7 +104,7 @@ func TestCardsHas(t *testing.T) {
 		"none":             {nil, false, false, nil},
 		"index 0":          {Cards{{Index: 0}}, true, false, nil},
 		"index 1":          {Cards{{Index: 1}}, false, true, nil},
-		"another index":    {Cards{{Index: 2}}, false, false, []string{"2"}},
+		"another index":    {Cards{{Index: 2}}, false, false, []string{"index 2"}},
 		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false, nil},
 		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false, []string{"GPU-b"}},
 		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false, nil},

@@ -10,8 +10,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// ShortEvents returns a sink that shortens the messages of Events, and writes them to another sink. They begin with a capital: many are texts of
-// errors.
+// ShortEvents returns a sink that shortens the messages of Events, makes their first letters capitals, because many are texts of errors, and writes
+// them to another sink.
 func ShortEvents(sink record.EventSink) record.EventSink { return shortEvents{sink} }
 
 // shortEvents passes patches on as they are: they count an Event that was written before.
