@@ -20,8 +20,8 @@ type group struct {
 	cardless int
 }
 
-// startingRun returns the run that isn't in PhaseRunning, or nil.
-func (g *group) startingRun() *run {
+// unfinishedRun returns the run that isn't in PhaseRunning, or nil.
+func (g *group) unfinishedRun() *run {
 	for _, r := range g.runs {
 		if r.phase != PhaseRunning {
 			return r
@@ -55,27 +55,27 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 // evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
 // member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, unsettled := mgr.home(g, m), g.startingRun()
+	home, unfinished := mgr.home(g, m), g.unfinishedRun()
 	switch {
 	case home != nil:
 		return home
 	case m.Node == "":
 		return mgr.begin(g, now)
-	case m.Run != "" && unsettled != nil && unsettled.phase == PhaseBroken && unsettled.inherited && unsettled.lastBound().Before(m.BoundAt):
-		mgr.nowRuns(unsettled, now)
-		unsettled = g.startingRun()
+	case m.Run != "" && unfinished != nil && unfinished.phase == PhaseBroken && unfinished.inherited && unfinished.lastBound().Before(m.BoundAt):
+		mgr.nowRuns(unfinished, now)
+		unfinished = g.unfinishedRun()
 	}
 	switch {
-	case m.Run == "", unsettled == nil && (m.marksWhole() || mgr.countAs(m) != bound), unsettled != nil && !unsettled.mayInclude(m):
+	case m.Run == "", unfinished == nil && (m.marksWhole() || mgr.countAs(m) != bound), unfinished != nil && !unfinished.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, PhaseRunning, now)
 		return r
-	case unsettled == nil:
-		unsettled = mgr.begin(g, now)
+	case unfinished == nil:
+		unfinished = mgr.begin(g, now)
 	}
-	unsettled.id, unsettled.inherited = m.Run, true
-	return unsettled
+	unfinished.id, unfinished.inherited = m.Run, true
+	return unfinished
 }
 
 // home returns the run that a member belongs to:
@@ -97,7 +97,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 	if m.Node != "" {
 		return nil
 	}
-	return g.startingRun()
+	return g.unfinishedRun()
 }
 
 // takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
@@ -219,13 +219,13 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if unsettled := g.startingRun(); m.Node == "" && unsettled != nil && unsettled.whole() {
-			mgr.move(unsettled, PhaseRunning, now)
+		if unfinished := g.unfinishedRun(); m.Node == "" && unfinished != nil && unfinished.whole() {
+			mgr.move(unfinished, PhaseRunning, now)
 		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if unsettled := g.startingRun(); unsettled != nil && unsettled.inherited && (unsettled.whole() || unsettled.lostMembers()) {
-		mgr.nowRuns(unsettled, now)
+	if unfinished := g.unfinishedRun(); unfinished != nil && unfinished.inherited && (unfinished.whole() || unfinished.lostMembers()) {
+		mgr.nowRuns(unfinished, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true

@@ -234,9 +234,9 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if unsettled := g.startingRun(); known.Node != "" && r.phase == PhaseRunning && unsettled != nil && unsettled.plan == nil {
-		mgr.rehome(unsettled, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
-		mgr.changed(unsettled, nil, now)
+	if unfinished := g.unfinishedRun(); known.Node != "" && r.phase == PhaseRunning && unfinished != nil && unfinished.plan == nil {
+		mgr.rehome(unfinished, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
+		mgr.changed(unfinished, nil, now)
 	}
 }
 
@@ -318,14 +318,14 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	var unsettled []*run
+	var unfinished []*run
 	for _, g := range mgr.groups {
-		if r := g.startingRun(); r != nil {
-			unsettled = append(unsettled, r)
+		if r := g.unfinishedRun(); r != nil {
+			unfinished = append(unfinished, r)
 		}
 	}
-	slices.SortFunc(unsettled, func(a, b *run) int { return a.key.Compare(b.key) })
-	for _, r := range unsettled {
+	slices.SortFunc(unfinished, func(a, b *run) int { return a.key.Compare(b.key) })
+	for _, r := range unfinished {
 		mgr.due(r, now)
 	}
 	mgr.planWaiting(now)

@@ -13,11 +13,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order (after
-// the first two, a result "no room" that is still valid comes first, because the rest takes longer):
+// What a run waits for. One without a plan is tried in filter calls and, unless it is a native group, by each Tick. It waits for, in this order:
 //
 //   - More members, if too few exist (enough): reasons.GroupIncomplete.
 //   - The end of a pause, if it or others of its namespace have failed (updatePause): GroupPaused, GroupBehindFailed.
+//   - The end of an earlier result that there is no room (noRoom.appliesTo), because the rest takes longer: GroupNoRoom.
 //   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks): GroupNoRoom.
 //   - That it is clear which members belong together (obstacle): GroupUnclear.
 //   - The turns of all members by fair sharing (obstacle): GroupAwaitsTurn.

@@ -119,14 +119,33 @@ func (l *Ledger) placesOn(n *node) (uids []gpu.PodUID) {
 		return nil // Mostly.
 	}
 	for uid, a := range n.allocations {
-		if a.State != Assumed {
-			continue
-		}
-		if source := l.reservations.placed[uid].Source; source == Planned || source == Granted {
+		if l.isPlace(uid, a) {
 			uids = append(uids, uid)
 		}
 	}
 	return uids
+}
+
+// hasPlaces reports whether placesOn returns any.
+func (l *Ledger) hasPlaces(n *node) bool {
+	if n.assumed == 0 {
+		return false
+	}
+	for uid, a := range n.allocations {
+		if l.isPlace(uid, a) {
+			return true
+		}
+	}
+	return false
+}
+
+// isPlace reports whether the allocation is a place of a plan or of fair sharing.
+func (l *Ledger) isPlace(uid gpu.PodUID, a *Allocation) bool {
+	if a.State != Assumed {
+		return false
+	}
+	source := l.reservations.placed[uid].Source
+	return source == Planned || source == Granted
 }
 
 // Counted is CountedOn for callers without the lock.

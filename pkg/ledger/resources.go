@@ -43,7 +43,7 @@ func (l *Ledger) requestsOf(uid gpu.PodUID) string {
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
 func (l *Ledger) hasReserved(n *node) bool {
-	return n != nil && (len(n.reserved) > 0 || len(l.placesOn(n)) > 0)
+	return n != nil && (len(n.reserved) > 0 || l.hasPlaces(n))
 }
 
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
