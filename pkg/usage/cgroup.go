@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"regexp"
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -40,18 +41,17 @@ func ParseCgroup(text string) Owner {
 func ownerOf(path string) Owner {
 	components := strings.Split(path, "/")
 	for i, component := range components {
-		// With a kubelet that uses systemd and a containerd that doesn't, one component has both: SLICE:PREFIX:ID.
-		slice, scope, joined := strings.Cut(component, ":")
-		uid := podUID(slice)
-		switch {
-		case uid == "":
-		case joined:
-			return Owner{Pod: uid, Container: containerID(scope)}
-		case i+1 < len(components):
-			return Owner{Pod: uid, Container: containerID(components[i+1])}
-		default:
-			return Owner{Pod: uid}
+		match := podName.FindStringSubmatch(component)
+		if match == nil {
+			continue
 		}
+		owner := Owner{Pod: gpu.PodUID(strings.ReplaceAll(match[1], "_", "-"))}
+		if joined := match[2]; joined != "" {
+			owner.Container = containerID(joined)
+		} else if i+1 < len(components) {
+			owner.Container = containerID(components[i+1])
+		}
+		return owner
 	}
 	for _, component := range components {
 		if id := containerID(component); id != "" {
@@ -61,56 +61,22 @@ func ownerOf(path string) Owner {
 	return Owner{}
 }
 
-// podUID returns the pod's UID from a cgroup's name, and "" if it isn't that of a pod. The kubelet's names are podUID with the
-// cgroupfs driver and …-podUID.slice with the systemd driver, where dashes of the UID are underscores
-// (k8s.io/kubernetes pkg/kubelet/cm, GetPodContainerName and ToSystemd).
-func podUID(name string) gpu.PodUID {
-	if slice, ok := strings.CutSuffix(name, ".slice"); ok {
-		name = slice[strings.LastIndexByte(slice, '-')+1:]
-		if strings.IndexByte(slice, '-') < 0 {
-			return "" // The kubelet's own slices come before it.
-		}
-		name = strings.ReplaceAll(name, "_", "-")
-	}
-	uid, ok := strings.CutPrefix(name, "pod")
-	if !ok || !isUID(uid) {
-		return ""
-	}
-	return gpu.PodUID(uid)
-}
+var (
+	// podName matches the name of a pod's cgroup. The kubelet's names are podUID with the cgroupfs driver and …-podUID.slice with the systemd
+	// driver, where dashes of the UID are underscores (k8s.io/kubernetes pkg/kubelet/cm, GetPodContainerName and ToSystemd). A static pod's
+	// UID is the hash of its manifest, which has no dashes. With a kubelet that uses systemd and a containerd that doesn't, the
+	// container follows in the same name: SLICE:PREFIX:ID.
+	podName = regexp.MustCompile(`^(?:.*-)?pod([0-9a-f]{8}(?:(?:-[0-9a-f]{4}){3}-|(?:_[0-9a-f]{4}){3}_)[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::(.*))?$`)
+	// containerName matches the name of a container's cgroup. The names are ID, and with a prefix of the runtime crio-ID, cri-containerd:ID, and
+	// cri-containerd-ID.scope, crio-ID.scope, docker-ID.scope, libpod-ID.scope.
+	containerName = regexp.MustCompile(`^(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?$`)
+)
 
-// isUID reports whether a text is a pod's UID: a UUID, or the hash of a static pod's manifest, which has no dashes.
-func isUID(s string) bool {
-	digits := 0
-	for i := range len(s) {
-		switch {
-		case isHex(s[i]):
-			digits++
-		case s[i] != '-' || len(s) != 36:
-			return false
-		}
-	}
-	return digits == 32
-}
-
-// containerID returns the ID in a cgroup's name, and "" if it isn't that of a container. The names are ID, and with a prefix of
-// the runtime crio-ID, cri-containerd:ID, and cri-containerd-ID.scope, crio-ID.scope, docker-ID.scope, libpod-ID.scope. CRI-O's
-// monitor of a container has crio-conmon-ID.scope.
+// containerID returns the ID in a cgroup's name, and "" if it isn't that of a container. CRI-O's monitor of a container has
+// crio-conmon-ID.scope.
 func containerID(name string) string {
-	name = strings.TrimSuffix(name, ".scope")
-	if strings.Contains(name, "conmon") {
-		return ""
+	if match := containerName.FindStringSubmatch(name); match != nil && !strings.Contains(name, "conmon") {
+		return match[1]
 	}
-	id := name[strings.LastIndexAny(name, "-:")+1:]
-	if len(id) != 64 {
-		return ""
-	}
-	for i := range len(id) {
-		if !isHex(id[i]) {
-			return ""
-		}
-	}
-	return id
+	return ""
 }
-
-func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' }

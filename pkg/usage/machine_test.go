@@ -124,7 +124,7 @@ func TestRealProcesses(t *testing.T) {
 		stop()
 		check.NoError(t, <-over)
 	}()
-	// measure waits for a measurement in which every process is old enough to be resolved.
+	// measure waits for a measurement of which done is true.
 	measure := func(done func(protocol.Usage) bool) protocol.Usage {
 		t.Helper()
 		before := time.Now()
@@ -232,41 +232,6 @@ func checkAgreement(t *testing.T, report protocol.Usage) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metrics: -report +metrics:\n%s", diff)
 	}
-}
-
-// reusing is a driver that lists the number of a process that has ended. Before the list is read, a process of another pod gets the
-// number.
-type reusing struct {
-	stubDriver
-	begin func() (pid int)
-}
-
-func (d reusing) Processes(string) ([]inventory.Process, error) {
-	return []inventory.Process{{PID: d.begin(), Bytes: 7 * mib}}, nil
-}
-
-// TestReusedNumber: the memory of a process that has ended is not counted for the pod of the process that has its number now.
-func TestReusedNumber(t *testing.T) {
-	v2, _ := hierarchies(t)
-	pod := cgroup(t, filepath.Join(v2, "kubepods-pod"+underscored+".slice"))
-	own := cgroup(t, filepath.Join(pod, "cri-containerd-"+idA+".scope"))
-	meter := NewMeter(Options{
-		Node: "n", Cgroups: v2,
-		Cards:      func() []gpu.Card { return []gpu.Card{{Index: 0, UUID: "GPU-0"}} },
-		Containers: func() []Container { return []Container{{"team", "a", uidA, "main", idA, []int{0}, mib, 0, 0}} },
-	})
-	stub := stubDriver{cards: []string{"GPU-0"}}
-	var pid int
-	meter.Measure(reusing{stub, func() int { pid, _ = sleeper(t, own); return pid }})
-	if got := meter.Report(); got.Cards[0].Unresolved != 7*mib || got.Containers[0].Used != 0 {
-		t.Errorf("the other pod's process is counted: %+v", got)
-	}
-	// The same process uses the card itself, and the driver lists it later.
-	await.True(t, "a measurement with the process", func() bool {
-		meter.Measure(reusing{stub, func() int { return pid }})
-		got := meter.Report()
-		return got.Cards[0].Unresolved == 0 && got.Containers[0].Used == 7*mib
-	})
 }
 
 // stubDriver is a driver with cards of which each has the same processes. It counts the memory of cgroups if limits is true.

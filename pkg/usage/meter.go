@@ -3,10 +3,11 @@ package usage
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -81,18 +82,12 @@ func (m *Meter) read(driver Driver) reading {
 	for _, card := range m.options.Cards() {
 		index[card.UUID] = card.Index
 	}
-	proc, err := os.OpenRoot(m.options.Proc)
-	if err != nil {
-		r.problems = append(r.problems, fmt.Sprintf("reading processes: %v", err))
-		return r
-	}
-	defer proc.Close()
 	for _, uuid := range driver.Cards() {
 		i, ok := index[uuid]
 		if !ok {
 			continue // The card was just found. The next measurement has it.
 		}
-		card := m.readCard(driver, uuid, processes{proc})
+		card := m.readCard(driver, uuid)
 		card.index = i
 		r.cards = append(r.cards, card)
 	}
@@ -108,18 +103,13 @@ func (m *Meter) read(driver Driver) reading {
 func (m *Meter) seesHost() bool { return m.options.Proc != "/proc" || os.Getpid() != 1 }
 
 // readCard reads what the driver says about a card, and the owners of its processes.
-func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardReading {
+func (m *Meter) readCard(driver Driver, uuid string) cardReading {
 	card := cardReading{uuid: uuid}
 	used, free, err := driver.Memory(uuid)
 	card.used = used
 	if err == nil {
 		card.free = &free
 	} else if !errors.Is(err, inventory.ErrUnsupported) {
-		card.problem = err
-		return card
-	}
-	before, err := sinceBoot() // A process that begins later can't be in the list.
-	if err != nil {
 		card.problem = err
 		return card
 	}
@@ -137,8 +127,8 @@ func (m *Meter) readCard(driver Driver, uuid string, processes processes) cardRe
 			card.mps += knownBytes(p.Bytes)
 			continue
 		}
-		owner, err := processes.Owner(p.PID, before)
-		card.processes = append(card.processes, process{p, owner, err})
+		cgroup, err := os.ReadFile(filepath.Join(m.options.Proc, strconv.Itoa(p.PID), "cgroup"))
+		card.processes = append(card.processes, process{p, ParseCgroup(string(cgroup)), err})
 	}
 	return card
 }

@@ -62,7 +62,7 @@ type limitReading struct {
 type process struct {
 	inventory.Process
 	owner Owner
-	// problem is why the owner is not known.
+	// problem is why the owner is not known: mostly the process has ended.
 	problem error
 }
 

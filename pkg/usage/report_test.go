@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"io/fs"
 	"strings"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestBuild(t *testing.T) {
 			card:      protocol.CardUsage{Host: 7},
 		},
 		"a process that has ended": {
-			processes: []process{{inventory.Process{Bytes: 9}, Owner{}, errGone}},
+			processes: []process{{inventory.Process{Bytes: 9}, Owner{}, fs.ErrNotExist}},
 			want:      []protocol.ContainerUsage{usageOf(running[0], 0, 0)},
 			card:      protocol.CardUsage{Unresolved: 9, Incomplete: true},
 		},
@@ -132,7 +133,7 @@ func TestBuildSeveralCards(t *testing.T) {
 }
 
 func TestUnresolved(t *testing.T) {
-	gone := process{problem: errGone}
+	gone := process{problem: fs.ErrNotExist}
 	for name, test := range map[string]struct {
 		processes []process
 		hostPID   bool
@@ -165,7 +166,7 @@ func TestNotInForce(t *testing.T) {
 		"none was given":       {0, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}, ""},
 		"none was set":         {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: inventory.NoLimit}, nil}}, "its cgroup has no limit"},
 		"another one":          {100, map[string]limitReading{"id": {inventory.MemoryLimit{Hard: 200}, nil}}, "the limit of its cgroup is 200 bytes, not 100"},
-		"the driver's failure": {100, map[string]limitReading{"id": {err: errGone}}, errGone.Error()},
+		"the driver's failure": {100, map[string]limitReading{"id": {err: fs.ErrNotExist}}, fs.ErrNotExist.Error()},
 		"no cgroup":            {100, nil, errNotRead.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
