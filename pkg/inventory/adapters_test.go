@@ -179,22 +179,18 @@ func TestHangingAdapter(t *testing.T) {
 	})
 }
 
-// TestLastAddress: a card whose PCI address the driver doesn't report once is at the last one.
-func TestLastAddress(t *testing.T) {
-	var r reader
-	after := func(devices ...device) (addresses []string) {
-		r.keepAddresses(devices)
-		for _, d := range devices {
-			addresses = append(addresses, d.pciAddress)
-		}
-		return addresses
+// TestCardWithoutAddress: a card whose PCI address the driver doesn't report keeps its ports.
+func TestCardWithoutAddress(t *testing.T) {
+	r := newRoster(Options{Settings: Settings{Unit: gpu.MiB, QuietPeriod: time.Minute}})
+	after := func(address, ports string) string {
+		d := good(0, "a")
+		d.pciAddress, d.rdmaPorts = address, ports
+		r.list([]device{d}, time.Unix(0, 0))
+		return r.state().Cards[0].RDMAPorts
 	}
-	a, b := device{uuid: "a", pciAddress: "0000:01:00.0"}, device{uuid: "b", pciAddress: "0000:02:00.0"}
-	expect(t, "reported", []string{"0000:01:00.0", "0000:02:00.0", ""}, after(a, b, device{}))
-	expect(t, "not reported", []string{"0000:02:00.0", "0000:01:00.0", "", ""}, after(device{uuid: "b"}, device{uuid: "a"}, device{uuid: "c"}, device{}))
-	a.pciAddress = "0000:03:00.0"
-	expect(t, "another one is reported", []string{"0000:03:00.0"}, after(a))
-	expect(t, "and then not reported", []string{"0000:03:00.0", "0000:02:00.0"}, after(device{uuid: "a"}, device{uuid: "b"}))
+	expect(t, "with an address", "mlx5_0:1", after("0000:01:00.0", "mlx5_0:1"))
+	expect(t, "without one", "mlx5_0:1", after("", ""))
+	expect(t, "with one, and no port is active", "", after("0000:01:00.0", ""))
 }
 
 // FuzzAdapters: whatever the files of an adapter have, a card gets ports only if one is active, as valid text, and the NUMA node is valid.

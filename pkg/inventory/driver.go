@@ -144,9 +144,6 @@ type driver struct {
 	// hasAffinity, hasMIG, … report whether the library has the function.
 	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P, hasPCI bool
 
-	// connections are those that were read since the driver library was initialized.
-	connections map[pair]connection
-
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
 	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
 	watched []string

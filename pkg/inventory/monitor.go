@@ -180,8 +180,8 @@ type run struct {
 	reader   *reader
 	roster   *roster
 	hopeless hopeless
-	// configure changes the settings of reader and roster to the latest ones.
-	configure func()
+	// settings are the latest ones that were returned by Options.Latest; nil before.
+	settings *Settings
 	// numbered is true once the cards of an earlier run are known, or if there was none.
 	numbered bool
 	// last was published last; nil if nothing was.
@@ -194,7 +194,7 @@ func (m *Monitor) newRun(logger klog.Logger, publish func(State)) *run {
 	roster := newRoster(reader.options)
 	return &run{
 		monitor: m, logger: logger, reader: reader, roster: roster, hopeless: hopeless{options: reader.options},
-		configure: m.configurer(reader, roster), numbered: m.options.Known == nil, publish: publish,
+		numbered: m.options.Known == nil, publish: publish,
 	}
 }
 
@@ -259,23 +259,19 @@ func (r *run) publishChange() {
 	r.publish(state)
 }
 
-// configurer returns a function that changes the settings of reader and roster to the latest ones. It is called between steps.
-func (m *Monitor) configurer(reader *reader, roster *roster) func() {
-	if m.options.Latest == nil {
-		return func() {}
+// configure changes the settings of reader and roster to the latest ones. It is called between steps.
+func (r *run) configure() {
+	options := r.monitor.options
+	if options.Latest == nil {
+		return
 	}
-	var used *Settings
-	return func() {
-		latest := m.options.Latest()
-		if latest == nil || latest == used {
-			return
-		}
-		used = latest
-		options := m.options
-		options.Settings = *latest
-		reader.options, reader.due = options.withDefaults(), time.Time{}
-		roster.configure(reader.options.Settings)
+	latest := options.Latest()
+	if latest == nil || latest == r.settings {
+		return
 	}
+	r.settings, options.Settings = latest, *latest
+	r.reader.options, r.reader.due = options.withDefaults(), time.Time{}
+	r.roster.configure(r.reader.options.Settings)
 }
 
 // known returns the cards of an earlier run, without the reasons why they were unhealthy if the machine has restarted since,

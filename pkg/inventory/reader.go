@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -30,9 +29,8 @@ type reader struct {
 	// devices are those of the last listing; nil if it failed. visit is when Options.Visit is due.
 	devices []device
 	visit   time.Time
-	// adapters reads the RDMA adapters, and addresses are the cards' last known PCI addresses, by UUID.
-	adapters  adapterReader
-	addresses map[string]string
+	// adapters reads the RDMA adapters.
+	adapters adapterReader
 }
 
 // observation is the result of one step.
@@ -82,7 +80,6 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 	o.devices, o.err = r.list(now)
 	o.listed, r.devices = o.err == nil, o.devices
 	if o.listed && r.options.SysfsRoot != "" {
-		r.keepAddresses(o.devices)
 		root := sysfs(r.options.SysfsRoot)
 		o.adapters = root.connect(o.devices, r.adapters.adapters(ctx, root.adapters))
 	}
@@ -92,19 +89,6 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 		r.due = now.Add(r.options.RetryInterval)
 	}
 	return o
-}
-
-// keepAddresses gives the cards of which the driver didn't report the PCI address the last one that it did.
-func (r *reader) keepAddresses(devices []device) {
-	if r.addresses == nil {
-		r.addresses = map[string]string{}
-	}
-	for i := range devices {
-		if d := &devices[i]; d.uuid != "" {
-			d.pciAddress = cmp.Or(d.pciAddress, r.addresses[d.uuid])
-			r.addresses[d.uuid] = d.pciAddress
-		}
-	}
 }
 
 // stale reports whether the session is to be closed and opened again. NVML detects returned cards and new cards only in a

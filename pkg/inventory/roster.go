@@ -173,7 +173,9 @@ func (rec *entry) update(d device, r *roster, now time.Time) {
 	if d.numaNode != gpu.NoNUMANode {
 		card.NUMANode = d.numaNode
 	}
-	card.RDMAPorts = d.rdmaPorts
+	if d.pciAddress != "" { // Else the driver didn't report where the card is.
+		card.RDMAPorts = d.rdmaPorts
+	}
 	if d.peers != nil {
 		rec.peers = d.peers
 	}

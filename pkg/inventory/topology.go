@@ -25,12 +25,8 @@ type connection struct {
 // peers are the cards with which one card is connected, by UUID.
 type peers map[string]connection
 
-// pair is two cards by UUID, in the driver's order.
-type pair [2]string
-
-// connect reads how the cards that answer are connected with each other. Connections don't change, so each pair is read once per
-// session. A connection that can't be read counts as none: it matters only for the choice among sets of cards that fit equally
-// well.
+// connect reads how the cards that answer are connected with each other. A connection that can't be read counts as none: it matters only for
+// the choice among sets of cards that fit equally well.
 func (d *driver) connect(devices []device) {
 	if len(devices) > maxConnected || !d.hasAncestor && !d.hasP2P {
 		return
@@ -41,17 +37,7 @@ func (d *driver) connect(devices []device) {
 			if !a.measurable() || !b.measurable() {
 				continue
 			}
-			c, known := d.connections[pair{a.uuid, b.uuid}]
-			if !known {
-				c, known = d.connection(a.handle, b.handle)
-				if known {
-					if d.connections == nil {
-						d.connections = map[pair]connection{}
-					}
-					d.connections[pair{a.uuid, b.uuid}] = c
-				}
-			}
-			if c != (connection{}) {
+			if c := d.connection(a.handle, b.handle); c != (connection{}) {
 				a.add(b.uuid, c)
 				b.add(a.uuid, c)
 			}
@@ -66,22 +52,17 @@ func (d *device) add(peer string, c connection) {
 	d.peers[peer] = c
 }
 
-// connection asks the driver how two cards are connected. final is false if asking again may give another answer.
-func (d *driver) connection(a, b nvml.Device) (c connection, final bool) {
-	final = true
-	read := func(ret nvml.Return) bool {
-		final = final && (ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT)
-		return ret == nvml.SUCCESS
-	}
+// connection asks the driver how two cards are connected.
+func (d *driver) connection(a, b nvml.Device) (c connection) {
 	if d.hasP2P {
 		status, ret := a.GetP2PStatus(b, nvml.P2P_CAPS_INDEX_NVLINK)
-		c.nvlink = read(ret) && status == nvml.P2P_STATUS_OK
+		c.nvlink = ret == nvml.SUCCESS && status == nvml.P2P_STATUS_OK
 	}
 	if d.hasAncestor {
 		level, ret := a.GetTopologyCommonAncestor(b)
-		c.pcieSwitch = read(ret) && level <= nvml.TOPOLOGY_SINGLE
+		c.pcieSwitch = ret == nvml.SUCCESS && level <= nvml.TOPOLOGY_SINGLE
 	}
-	return c, final
+	return c
 }
 
 // groups numbers the cards, given by UUID, so that cards of one group are all connected with each other. Groups are counted from
