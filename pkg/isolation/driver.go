@@ -33,7 +33,7 @@ const limitHook = "apply-cuda-memory-limits"
 // driver has the container runtime add the card with NVIDIA's hook, and the variables that the hook reads, both as CDI devices.
 type driver struct {
 	noLimits
-	daemons *mpsDaemons
+	daemons MPSDirectory
 	cgroups string
 	devices *cdiDevices
 	limits  *limitSpec
@@ -75,7 +75,7 @@ func (d *driver) Ready(node Node, card Card) error {
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
-	if err := d.daemons.Left(card); err != nil {
+	if err := d.daemons.left(card); err != nil {
 		return err
 	}
 	if err := takesCDI(node); err != nil {
@@ -111,7 +111,7 @@ func older(text string, minor uint) bool {
 
 // hasHook returns why the runtime would not run NVIDIA's hook for the card.
 func (d *driver) hasHook(card Card) error {
-	hooks, err := d.devices.hooks(CardKind, card.Device)
+	hooks, err := d.devices.hooks(CardKind + "=" + card.Device)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package isolation
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 )
 
@@ -82,11 +84,11 @@ func TestDriverReady(t *testing.T) {
 		"a version of no known form":    {func(m *machine) { m.node.Runtime = "containerd://main" }, ""},
 		"no specification":              {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
 		"two specifications of one directory": {func(m *machine) { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
-			"have the device nvidia.com/gpu=GPU-a, so the container runtime uses neither: remove nvidia.yaml or toolkit.yaml"},
+			"conflicting device \"nvidia.com/gpu=GPU-a\" (specs \""},
 		"also if a later directory has the device": {func(m *machine) {
 			m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec)
 			m.write(t, filepath.Join(m.run, "nvidia.yaml"), toolkitSpec)
-		}, "so the container runtime uses neither"},
+		}, "conflicting device"},
 		"one specification in each directory": {func(m *machine) { m.write(t, filepath.Join(m.run, "nvidia.yaml"), toolkitSpec) }, ""},
 		"no device of the card":               {func(m *machine) { m.card = Card{UUID: "GPU-b", Device: "GPU-b"} }, "has the device nvidia.com/gpu=GPU-b"},
 		"the toolkit is too old":              {func(m *machine) { m.card = Card{UUID: "GPU-bare", Device: "GPU-bare"} }, "has no hook apply-cuda-memory-limits"},
@@ -111,7 +113,7 @@ func TestCardsByCDI(t *testing.T) {
 	check.Must(t, errors.Join(os.Mkdir(filepath.Join(string(daemons), "GPU-a"), 0o755), daemons.WriteStatus("GPU-a", status)))
 	for byCDI, want := range map[bool][]string{
 		false: {"", "", ""},
-		true:  {"", "so the container runtime uses neither", "has the device nvidia.com/gpu=GPU-a"},
+		true:  {"", "conflicting device", "has the device nvidia.com/gpu=GPU-a"},
 	} {
 		for _, mode := range []Mode{None, MPS} {
 			m := newMachine(t)
@@ -125,55 +127,35 @@ func TestCardsByCDI(t *testing.T) {
 				func() { _ = os.RemoveAll(m.etc) },
 			} {
 				change()
-				if err := backend.Ready(m.node, m.card); (err == nil) != (want[i] == "") || err != nil && !strings.Contains(err.Error(), want[i]) {
-					t.Errorf("mode %s, cards by CDI %t: got %v, want %q", mode, byCDI, err, want[i])
-				}
+				await.True(t, fmt.Sprintf("mode %s, cards by CDI %t: %q", mode, byCDI, want[i]), func() bool {
+					err := backend.Ready(m.node, m.card)
+					return (err == nil) == (want[i] == "") && (err == nil || strings.Contains(err.Error(), want[i]))
+				})
 			}
 		}
 	}
 }
 
-// TestDriverReadyAgain: a change of the specifications counts at once, and the last directory has precedence.
+// TestDriverReadyAgain: a change of the specifications counts, and the last directory has precedence.
 func TestDriverReadyAgain(t *testing.T) {
 	m := newMachine(t)
 	ready := func(want bool, what string) {
 		t.Helper()
-		if err := m.backend.Ready(m.node, m.card); (err == nil) != want {
-			t.Errorf("%s: %v", what, err)
-		}
+		await.True(t, what, func() bool { return (m.backend.Ready(m.node, m.card) == nil) == want })
 	}
 	ready(true, "at first")
 	broken := filepath.Join(m.run, "nvidia.json")
-	m.write(t, broken, `{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-a"}]}`)
+	m.write(t, broken, `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "GPU-a", "containerEdits": {"env": ["A=b"]}}]}`)
 	ready(false, "a later directory has a device without the hook")
 	m.write(t, broken, `{"kind": "nvidia.com/gpu", "dev`)
 	ready(true, "the later file can't be read, so a runtime ignores it")
 	check.Must(t, os.Remove(filepath.Join(m.etc, "nvidia.yaml")))
 	link := filepath.Join(m.etc, "link.yaml")
 	check.Must(t, os.Symlink("/usr/share/nvidia.yaml", link))
-	if err := m.backend.Ready(m.node, m.card); err == nil || !strings.Contains(err.Error(), broken) || !strings.Contains(err.Error(), link) {
-		t.Errorf("the reason doesn't name the files that can't be read: %v", err)
-	}
-}
-
-// TestSpecFilesForgetRemoved: a driver of dynamic resource allocation writes a file for each claim.
-func TestSpecFilesForgetRemoved(t *testing.T) {
-	m, files := newMachine(t), specFiles{}
-	read := func(want int) {
-		t.Helper()
-		specs, err := files.read(m.run)
-		if len(specs) != want || len(files[m.run]) != want || err != nil {
-			t.Errorf("%d specifications, %d kept, %v; want %d", len(specs), len(files[m.run]), err, want)
-		}
-	}
-	for _, name := range []string{"claim-1.yaml", "claim-2.yaml"} {
-		m.write(t, filepath.Join(m.run, name), toolkitSpec)
-	}
-	read(2)
-	check.Must(t, os.Remove(filepath.Join(m.run, "claim-1.yaml")))
-	read(1)
-	check.Must(t, os.RemoveAll(m.run))
-	read(0)
+	await.True(t, "a reason that names the files that can't be read", func() bool {
+		err := m.backend.Ready(m.node, m.card)
+		return err != nil && strings.Contains(err.Error(), broken) && strings.Contains(err.Error(), link)
+	})
 }
 
 func TestApply(t *testing.T) {

@@ -106,13 +106,13 @@ type Backends struct {
 	of map[Mode]Backend
 	// limits is the specification of mode driver, daemons are those of mode mps.
 	limits  *limitSpec
-	daemons *mpsDaemons
+	daemons MPSDirectory
 }
 
 // NewBackends returns the backends.
 func NewBackends(o Options) *Backends {
-	devices := &cdiDevices{o.SpecDirs, specFiles{}}
-	b := &Backends{limits: &limitSpec{}, daemons: newMPSDaemons(o.MPS)}
+	devices := newCDIDevices(o.SpecDirs)
+	b := &Backends{limits: &limitSpec{}, daemons: o.MPS}
 	if n := len(o.SpecDirs); n > 0 {
 		b.limits.dir = o.SpecDirs[n-1]
 	}
@@ -152,7 +152,7 @@ func (b *Backends) KeepLimits(limits []uint64, all bool) error {
 // ServerPIDs returns the IDs of the processes whose memory on the card is used by no container in particular: those of its MPS daemon. Without a
 // supervisor there is none, and others can have the process IDs.
 func (b *Backends) ServerPIDs(uuid string) []int {
-	status, err := b.daemons.Status(uuid)
+	status, err := b.daemons.currentStatus(uuid)
 	if err != nil {
 		return nil
 	}
@@ -170,18 +170,18 @@ func (b byCDI) Ready(node Node, card Card) error {
 	if err := b.Backend.Ready(node, card); err != nil {
 		return err
 	}
-	_, err := b.devices.hooks(CardKind, card.Device)
+	_, err := b.devices.hooks(CardKind + "=" + card.Device)
 	return err
 }
 
 // none is the mode without limits.
 type none struct {
 	noLimits
-	daemons *mpsDaemons
+	daemons MPSDirectory
 }
 
 // Ready implements Backend. It rejects a card that mode mps has left in its compute mode.
-func (n none) Ready(_ Node, card Card) error { return n.daemons.Left(card) }
+func (n none) Ready(_ Node, card Card) error { return n.daemons.left(card) }
 
 // noLimits is what a Backend does that limits nothing. A mode embeds it for what the mode doesn't need.
 type noLimits struct{}

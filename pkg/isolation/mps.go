@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/file"
@@ -131,57 +130,24 @@ func (d MPSDirectory) ReadStatus(uuid string) (status MPSStatus, err error) {
 	return status, err
 }
 
-// mpsDaemons reads what a supervisor knows of the daemons in its directory. mu guards seen.
-type mpsDaemons struct {
-	directory MPSDirectory
-
-	mu sync.Mutex
-	// seen is when each card's status was last seen to be renewed.
-	seen map[string]renewal
-}
-
-// renewal is a status's time, by the supervisor's clock, and when it was first seen, by the clock of this process, which has no steps.
-type renewal struct{ written, seen time.Time }
-
-// newMPSDaemons returns the daemons of a directory.
-func newMPSDaemons(directory MPSDirectory) *mpsDaemons {
-	return &mpsDaemons{directory: directory, seen: map[string]renewal{}}
-}
-
 // statusLifetime is how long a status counts that isn't renewed: the supervisor renews it every few seconds.
 const statusLifetime = 15 * time.Second
 
 var errNoSupervisor = errors.New("the supervisor of its MPS daemon doesn't run")
 
-// Status returns the status of a card's daemon, or why it isn't known. That of a daemon that the supervisor has ended stays.
-func (d *mpsDaemons) Status(uuid string) (MPSStatus, error) {
-	status, err := d.directory.ReadStatus(uuid)
+// currentStatus returns the status of a card's daemon, or why it isn't known. That of a daemon that the supervisor has ended stays. A step of the clock
+// can make a status seem old until it is renewed.
+func (d MPSDirectory) currentStatus(uuid string) (MPSStatus, error) {
+	status, err := d.ReadStatus(uuid)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return MPSStatus{}, fmt.Errorf("it has no MPS daemon: %s has no status of one", d.directory)
+		return MPSStatus{}, fmt.Errorf("it has no MPS daemon: %s has no status of one", d)
 	case err != nil:
 		return MPSStatus{}, fmt.Errorf("reading the status of its MPS daemon: %w", err)
-	case !d.renewed(uuid, status.At) && status.State != MPSStopped:
+	case time.Since(status.At).Abs() > statusLifetime && status.State != MPSStopped:
 		return MPSStatus{}, errNoSupervisor
 	}
 	return status, nil
-}
-
-// renewed reports whether a status with this time was renewed lately. The clock matters only for the first status that is read of a card.
-func (d *mpsDaemons) renewed(uuid string, written time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	now := time.Now()
-	last, known := d.seen[uuid]
-	if known && last.written.Equal(written) {
-		return now.Sub(last.seen) <= statusLifetime
-	}
-	last = renewal{written, now}
-	if age := now.Sub(written).Abs(); !known && age > statusLifetime {
-		last.seen = now.Add(-age)
-	}
-	d.seen[uuid] = last
-	return now.Sub(last.seen) <= statusLifetime
 }
 
 // NVML's names of compute modes.
@@ -192,14 +158,14 @@ const (
 	exclusive = "EXCLUSIVE_PROCESS"
 )
 
-// Left returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
+// left returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
 // compute mode EXCLUSIVE_PROCESS without a status of a supervisor suits MPS daemons of the administrator's own.
-func (d *mpsDaemons) Left(card Card) error {
+func (d MPSDirectory) left(card Card) error {
 	programs := "no program"
 	switch card.Compute.Mode {
 	case prohibited:
 	case exclusive:
-		if _, err := d.directory.ReadStatus(card.UUID); errors.Is(err, fs.ErrNotExist) {
+		if _, err := d.ReadStatus(card.UUID); errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		programs = "only one program"
@@ -212,7 +178,7 @@ func (d *mpsDaemons) Left(card Card) error {
 
 // mps has a container use the MPS daemon of its card.
 type mps struct {
-	daemons *mpsDaemons
+	daemons MPSDirectory
 }
 
 // MPSCapable returns why MPS can't limit memory on a card with this compute capability: it can since Volta.
@@ -234,7 +200,7 @@ func (m mps) Ready(_ Node, card Card) error {
 	if err := MPSCapable(card.Compute.Major, card.Compute.Minor); err != nil {
 		return err
 	}
-	status, err := m.daemons.Status(card.UUID)
+	status, err := m.daemons.currentStatus(card.UUID)
 	switch {
 	case err != nil:
 		return err
@@ -256,7 +222,7 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	if share.Limit == 0 || share.Limit%mebibyte != 0 {
 		return Edits{}, fmt.Errorf("a limit of %d bytes is no positive number of MiB", share.Limit)
 	}
-	pipe := m.daemons.directory.Pipe(share.Card.UUID)
+	pipe := m.daemons.Pipe(share.Card.UUID)
 	env := map[string]string{
 		EnvMPSPipeDirectory: pipe,
 		EnvMPSMemoryLimit:   share.Card.UUID + "=" + strconv.FormatUint(share.Limit/mebibyte, 10) + "M",
@@ -264,7 +230,7 @@ func (m mps) Apply(shares []Share) (Edits, error) {
 	if share.Cores > 0 {
 		env[EnvMPSThreads] = strconv.Itoa(share.Cores)
 	}
-	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.daemons.directory.SharedMemory(), protocol.SharedMemory}}}, nil
+	return Edits{Env: env, Mounts: []Mount{{pipe, pipe}, {m.daemons.SharedMemory(), protocol.SharedMemory}}}, nil
 }
 
 // LimitOf implements Backend.
@@ -280,14 +246,14 @@ func (m mps) CheckInForce(card Card) error {
 	case card.Compute.Mode != exclusive:
 		return fmt.Errorf("the compute mode of its card is %s, in which programs need no MPS daemon", card.Compute.Mode)
 	}
-	if _, err := m.daemons.Status(card.UUID); err != nil {
+	if _, err := m.daemons.currentStatus(card.UUID); err != nil {
 		return fmt.Errorf("its card: %w", err)
 	}
 	return nil
 }
 
 // SetShared implements Backend: others get no daemon.
-func (m mps) SetShared(uuids []string) error { return m.daemons.directory.WriteCards(uuids) }
+func (m mps) SetShared(uuids []string) error { return m.daemons.WriteCards(uuids) }
 
 // MaxContainers implements Backend. MPS counts processes (NVIDIA, Multi-Process Service, "Client-Server Connection Limits"), so a
 // container with several can still be refused by the daemon.

@@ -48,37 +48,6 @@ func TestMPSReady(t *testing.T) {
 	}
 }
 
-// A status counts as long as the supervisor renews it, whatever the clock does meanwhile.
-func TestMPSStatusRenewed(t *testing.T) {
-	dir := MPSDirectory(t.TempDir())
-	check.Must(t, os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755))
-	daemons := newMPSDaemons(dir)
-	at := time.Now()
-	for _, test := range []struct {
-		name    string
-		step    time.Duration // Of the clock, before the supervisor renews the status.
-		seen    time.Duration // Ago, when the status is read again.
-		renewed bool
-	}{
-		{"the first", 0, 0, true},
-		{"not renewed for ten seconds", 0, 10 * time.Second, true},
-		{"not renewed for 16 seconds", 0, 16 * time.Second, false},
-		{"the clock was set back by an hour", -time.Hour, 0, true},
-		{"the clock was set forward by a day", 24 * time.Hour, 0, true},
-		{"and then the supervisor was killed", 0, time.Minute, false},
-	} {
-		at = at.Add(test.step)
-		check.Must(t, dir.WriteStatus("GPU-a", MPSStatus{State: MPSReady, At: at, Servers: []int{7}}))
-		if test.seen > 0 {
-			daemons.seen["GPU-a"] = renewal{daemons.seen["GPU-a"].written, time.Now().Add(-test.seen)}
-		}
-		status, err := daemons.Status("GPU-a")
-		if (err == nil) != test.renewed || len(status.Servers) > 0 != test.renewed {
-			t.Errorf("%s: got %+v, %v", test.name, status, err)
-		}
-	}
-}
-
 func TestMPSCheckInForce(t *testing.T) {
 	for name, test := range map[string]struct {
 		card   Card
