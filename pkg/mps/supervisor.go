@@ -56,10 +56,9 @@ type Supervisor struct {
 	metrics  *Metrics
 	registry *prometheus.Registry
 
-	// mu guards daemons, by card. Those of cards that can't have one any more are removed once they have ended.
-	mu sync.Mutex
-	// locked is true once no other supervisor has the directory.
-	locked  bool
+	// mu guards daemons, by card; nil while another supervisor has the directory. Those of cards that can't have one any more are removed once they
+	// have ended.
+	mu      sync.Mutex
 	daemons map[string]*daemon
 }
 
@@ -81,7 +80,7 @@ func New(o Options) (*Supervisor, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return &Supervisor{
-		options: o, driver: &sharedDriver{open: o.Open, driver: driver}, metrics: NewMetrics(registry), registry: registry, daemons: map[string]*daemon{},
+		options: o, driver: &sharedDriver{open: o.Open, driver: driver}, metrics: NewMetrics(registry), registry: registry,
 	}, nil
 }
 
@@ -99,10 +98,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		}
 	}()
 	unlock, err := s.lock(ctx)
-	if err != nil {
+	if err != nil || unlock == nil {
 		return err
 	}
 	defer unlock()
+	s.mu.Lock()
+	s.daemons = map[string]*daemon{}
+	s.mu.Unlock()
 	var running sync.WaitGroup
 	defer running.Wait()
 	ticker := time.NewTicker(followInterval)
@@ -122,7 +124,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 }
 
 // lock waits until no other supervisor has the directory: two would take the pipes and the compute modes from each other. That happens if
-// a pod is deleted by force, which doesn't wait for its end. The kernel releases the lock of a supervisor that is killed.
+// a pod is deleted by force, which doesn't wait for its end. The kernel releases the lock of a supervisor that is killed. unlock is nil if ctx has
+// ended before.
 func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(string(s.options.Directory), 0o755); err != nil {
 		return nil, err
@@ -131,25 +134,18 @@ func (s *Supervisor) lock(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	unlock = func() { _ = dir.Close() }
-	for logged := false; ; logged = true {
+	for ctx.Err() == nil {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.locked = true
-			return unlock, nil
+			return func() { _ = dir.Close() }, nil
 		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
-			unlock()
-			return nil, fmt.Errorf("locking %s: %w", s.options.Directory, err)
-		case ctx.Err() != nil:
-			return unlock, nil
-		case !logged:
-			klog.FromContext(ctx).Info("Waiting for the end of another supervisor", "directory", s.options.Directory)
+			return nil, errors.Join(fmt.Errorf("locking %s: %w", s.options.Directory, err), dir.Close())
 		}
+		klog.FromContext(ctx).Info("Waiting for the end of another supervisor", "directory", s.options.Directory)
 		sleep(ctx, s.options.Interval)
 	}
+	return nil, dir.Close()
 }
 
 // errNotNamed means that it is not known yet which cards the node shares.
@@ -225,7 +221,7 @@ func (s *Supervisor) restore(uuid string) error {
 func (s *Supervisor) NotReady() (reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.locked {
+	if s.daemons == nil {
 		return []string{"another supervisor has not ended yet"}
 	}
 	if len(s.daemons) == 0 {
