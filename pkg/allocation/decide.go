@@ -12,13 +12,13 @@ type Snapshot struct {
 	Cards []gpu.Card
 	// Adapters are the node's RDMA adapters.
 	Adapters []gpu.Adapter
-	// Pods are this node's pods that ask for GPU memory, in any phase. Others have run without GPU memory: the kubelet knows them.
-	Pods, Others []Pod
+	// Pods are this node's pods that ask for GPU memory, in any phase.
+	Pods []Pod
 	// Given is what each container was given.
 	Given Allocations
 	// Rejected are the pods of which an allocation was rejected. The kubelet fails them; the API server may not know it yet.
 	Rejected map[gpu.PodUID]bool
-	// Preferred is what the preceding GetPreferredAllocation call for the same devices led to.
+	// Preferred is what the preceding GetPreferredAllocation call for the same devices was matched to.
 	Preferred Preference
 	// Kubelet is asked which of several containers it starts.
 	Kubelet Kubelet
@@ -53,13 +53,10 @@ func (s Snapshot) Refreshed(readError error) Snapshot {
 	return s
 }
 
-// Preference is the result of a GetPreferredAllocation call. The zero value is none.
+// Preference is the container to which a GetPreferredAllocation call was matched, and how it was found. The zero value is none.
 type Preference struct {
-	// Container is the matched container, and Match is how it was found.
 	Container ContainerKey
 	Match     Match
-	// Cards are the cards of the devices that the plugin preferred, ordered by index.
-	Cards []int
 }
 
 // Decision is the answer to an Allocate call.
@@ -100,7 +97,7 @@ type Result string
 // The results. Their values are labels of a metric.
 const (
 	ResultAssumed Result = "assumed" // The annotated cards, or those that the pod already has.
-	ResultMoved   Result = "moved"   // Others: an annotated one has no room, or the kubelet's devices are of cards preferred earlier.
+	ResultMoved   Result = "moved"   // Others, because an annotated one has no room.
 	ResultPlaced  Result = "placed"  // The pod's annotations named no card.
 
 	RefusedFull        Result = "refused_full"

@@ -3,7 +3,6 @@ package allocation
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -44,8 +43,6 @@ const (
 type Kubelet interface {
 	// State returns the state of a candidate; StateUnknown if the kubelet can't be asked.
 	State(c Candidate) KubeletState
-	// Trusted reports whether the kubelet has known a pod before. Kubelets without the service answer StateAbsent about every pod.
-	Trusted() bool
 }
 
 // Match is how the pod was found, for logs and metrics.
@@ -61,17 +58,10 @@ const (
 // Matches returns all ways.
 func Matches() []Match { return []Match{ByKubelet, ByOrder, ByNone} }
 
-const (
-	// MaxQuestions bounds the number of candidates about which the kubelet is asked. In the kubelet's own order the first one is
-	// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
-	// kubelet's time costs less than a wrong card.
-	MaxQuestions = 48
-	// maxAdmitted bounds how many pods that have run the kubelet is asked about. One is enough, unless it is deleted.
-	maxAdmitted = 3
-	// admitting is how long a kubelet that starts may not know its pods yet: it admits them one by one (k8s.io/kubernetes
-	// pkg/kubelet/kubelet.go, HandlePodAdditions). During this time maxAdmitted doesn't apply.
-	admitting = 10 * time.Second
-)
+// MaxQuestions bounds the number of candidates about which the kubelet is asked. In the kubelet's own order the first one is
+// nearly always the right one. In a batch, however, the order of pods of the same second is random, and half a second of the
+// kubelet's time costs less than a wrong card.
+const MaxQuestions = 48
 
 // matching is the search for the container of one call.
 type matching struct {
@@ -92,26 +82,14 @@ func (m *matching) find() (Candidate, Match) {
 	if preferred >= 0 && m.preferenceHolds(candidates[preferred]) {
 		return candidates[preferred], m.Preferred.Match
 	}
-	if m.Look != Cached {
-		return m.findRefreshed(candidates)
-	}
-	found, match := m.resolve(candidates, false)
-	if match == ByOrder && m.Preferred.Match != "" && preferred < 0 {
+	found, match := m.resolve(candidates, m.Look != Cached)
+	switch {
+	case match == ByNone && m.Look != Cached:
+		return m.findInterrupted()
+	case match == ByOrder && m.Look == Cached && m.Preferred.Match != "" && preferred < 0:
 		// GetPreferredAllocation was matched to a container that isn't a candidate in this snapshot: perhaps its pod is not known
 		// here yet. The first candidate by order would be another pod's container.
 		return Candidate{}, ByNone
-	}
-	return found, match
-}
-
-// findRefreshed finds the container among all that are known, those that were given a card before included.
-func (m *matching) findRefreshed(candidates []Candidate) (Candidate, Match) {
-	found, match := m.resolve(candidates, true)
-	switch {
-	case match == ByNone:
-		return m.findInterrupted()
-	case found.Pod.Ran && slices.ContainsFunc(m.resized(), func(c Candidate) bool { return m.Kubelet.State(c) == StateWaiting }):
-		return Candidate{}, ByNone // Either the container starts again, or the pod is resized.
 	}
 	return found, match
 }
@@ -123,32 +101,7 @@ func (m *matching) preferenceHolds(c Candidate) bool {
 		return true
 	}
 	state := m.Kubelet.State(c)
-	return state != StateAbsent && state != StateAllocated || !m.trusted()
-}
-
-// trusted reports whether StateAbsent has a meaning. If the kubelet has not yet known any pod, as after a start of the plugin,
-// it is asked about pods that it must know.
-func (m *matching) trusted() bool {
-	left := maxAdmitted
-	if m.KubeletAge < admitting {
-		left = MaxQuestions
-	}
-	for _, pods := range [][]Pod{m.Pods, m.Others} {
-		for i := range pods {
-			if m.Kubelet.Trusted() || left == 0 {
-				return m.Kubelet.Trusted()
-			}
-			if pod := &pods[i]; pod.Ran && !pod.Terminal && !pod.Leaving && !pod.Mirror {
-				left--
-				known := Candidate{Pod: pod}
-				if len(pod.Containers) > 0 {
-					known.Container = pod.Containers[0]
-				}
-				m.Kubelet.State(known)
-			}
-		}
-	}
-	return m.Kubelet.Trusted()
+	return state != StateAbsent && state != StateAllocated
 }
 
 // candidates returns the containers with exactly this request for which the kubelet may need a response. The order is by
@@ -219,7 +172,7 @@ func (m *matching) resolve(candidates []Candidate, lastResort bool) (Candidate, 
 		}
 	}
 	for _, c := range candidates {
-		if !excluded[c.Key()] || !m.trusted() {
+		if !excluded[c.Key()] {
 			return c, ByOrder
 		}
 	}

@@ -88,7 +88,6 @@ var errAway = errors.New("away")
 // kubelet is a kubelet's answers by pod, or by pod and container. asked collects the questions.
 type kubelet struct {
 	states      map[string]KubeletState
-	silent      bool // The kubelet has never known a pod.
 	unreachable bool // It can't be asked.
 	asked       []string
 }
@@ -102,14 +101,11 @@ func (k *kubelet) State(c Candidate) KubeletState {
 	if !ok {
 		state = k.states[pod]
 	}
-	k.silent = k.silent && state != StateWaiting && state != StateAllocated
 	if !slices.Contains(k.asked, pod) {
 		k.asked = append(k.asked, pod)
 	}
 	return state
 }
-
-func (k *kubelet) Trusted() bool { return !k.silent }
 
 // decide decides, and answers the questions of the decision.
 func (k *kubelet) decide(s Snapshot, request gpu.Memory) Decision {
@@ -128,7 +124,6 @@ func TestMatch(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods      []Pod
 		states    map[string]KubeletState
-		silent    bool
 		rejected  map[gpu.PodUID]bool
 		given     Allocations
 		preferred Preference
@@ -173,10 +168,6 @@ func TestMatch(t *testing.T) {
 		"absent pods are ruled out": {
 			pods: batch, states: map[string]KubeletState{"a": absent, "c": absent}, want: "b", by: ByOrder, asked: []string{"c", "b", "a"},
 		},
-		"unless the kubelet has never known a pod": {
-			pods: batch, states: map[string]KubeletState{"a": absent, "b": absent, "c": absent}, silent: true,
-			want: "a", by: ByOrder, asked: []string{"c", "b", "a"},
-		},
 		"all are ruled out": {
 			pods: batch, states: map[string]KubeletState{"a": absent, "b": absent, "c": allocated}, asked: []string{"c", "b", "a"},
 		},
@@ -205,16 +196,16 @@ func TestMatch(t *testing.T) {
 			pods: batch[:1], given: Allocations{"uid-a": {"main": onCard(0, "00", "01").lose()}}, look: Live, want: "a", by: ByOrder, asked: []string{"a"},
 		},
 		"no candidates":                    {},
-		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet, []int{0}}, want: "b", by: ByKubelet},
-		"the preferred one by order":       {pods: batch, preferred: Preference{mainOf("b"), ByOrder, []int{0}}, want: "b", by: ByOrder, asked: []string{"b"}},
-		"no guess if it isn't a candidate": {pods: batch, preferred: Preference{mainOf("x"), ByKubelet, []int{0}}, asked: []string{"c", "b", "a"}},
+		"the preferred container":          {pods: batch, preferred: Preference{mainOf("b"), ByKubelet}, want: "b", by: ByKubelet},
+		"the preferred one by order":       {pods: batch, preferred: Preference{mainOf("b"), ByOrder}, want: "b", by: ByOrder, asked: []string{"b"}},
+		"no guess if it isn't a candidate": {pods: batch, preferred: Preference{mainOf("x"), ByKubelet}, asked: []string{"c", "b", "a"}},
 		"the preferred one by order is wrong": {
-			pods: batch, preferred: Preference{mainOf("b"), ByOrder, []int{0}}, states: map[string]KubeletState{"b": absent, "c": waiting},
+			pods: batch, preferred: Preference{mainOf("b"), ByOrder}, states: map[string]KubeletState{"b": absent, "c": waiting},
 			want: "c", by: ByKubelet, asked: []string{"b", "c"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := kubelet{states: test.states, silent: test.silent}
+			k := kubelet{states: test.states}
 			got := k.decide(Snapshot{
 				Cards: newCards(16), Pods: test.pods, Rejected: test.rejected, Given: test.given, Preferred: test.preferred,
 				Look: test.look, KubeletAge: time.Hour,
@@ -232,30 +223,12 @@ func TestMatch(t *testing.T) {
 }
 
 // The kubelet can't be asked: the decision is made without further answers.
-func TestMatchSilentKubelet(t *testing.T) {
+func TestMatchUnreachableKubelet(t *testing.T) {
 	s := Snapshot{Cards: newCards(16), Pods: []Pod{newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))}}
 	k := &kubelet{unreachable: true}
 	if d := k.decide(s, 2); d.Pod.Name != "a" || d.Match != ByOrder {
 		t.Errorf("got %+v, want a by order", d)
 	}
-}
-
-// A plugin that has just started asks about pods that have run, to find out whether the kubelet's answers mean something.
-func TestMatchAsksAboutAdmittedPods(t *testing.T) {
-	s := Snapshot{Pods: []Pod{newPod("next", main(2)), newPod("old", main(3), running), newPod("left", main(3), running, leaving)}}
-	k := &kubelet{silent: true, states: map[string]KubeletState{"next": StateAbsent, "old": StateAllocated}}
-	if d := k.decide(s, 2); !d.Outdated {
-		t.Errorf("got %+v, want no match", d)
-	}
-	check.Equal(t, "asked", []string{"next", "old"}, k.asked)
-}
-
-// On a node without GPU pods it asks about other pods: its own, for example.
-func TestMatchAsksAboutOtherPods(t *testing.T) {
-	s := Snapshot{Pods: []Pod{newPod("next", main(2))}, Others: []Pod{newPod("left", ran, leaving), newPod("static", ran, mirror), newPod("other", ran)}}
-	k := &kubelet{silent: true, states: map[string]KubeletState{"next": StateAbsent}}
-	k.decide(s, 2)
-	check.Equal(t, "asked", []string{"next", "other"}, k.asked)
 }
 
 // A container is rejected, or gets other cards than the annotated ones, only by the API server's pods: the watch can be behind.
@@ -293,7 +266,7 @@ func TestOutdated(t *testing.T) {
 // A new pod, which it doesn't know yet, is not meant.
 func TestMatchAsksStartingKubelet(t *testing.T) {
 	s := Snapshot{Cards: newCards(16), Given: Allocations{}}
-	k := kubelet{silent: true, states: map[string]KubeletState{"new": StateAbsent}}
+	k := kubelet{states: map[string]KubeletState{"new": StateAbsent}}
 	for i := range 9 {
 		pod := newPod("p"+strconv.Itoa(i), main(2), assumed(0, i), running)
 		s.Pods, s.Given[pod.UID], k.states[pod.Name] = append(s.Pods, pod), PodAllocations{"main": onCard(0, "00").lose()}, StateAbsent

@@ -63,7 +63,6 @@ type nodeModel struct {
 	cache    map[gpu.PodUID]Pod
 	rejected map[gpu.PodUID]bool
 	doubtful bool
-	trusted  bool
 	restarts int
 	// unwritten is true while the kubelet has an answer that it has not written to its checkpoint.
 	unwritten bool
@@ -85,7 +84,7 @@ func newNodeModel(t *testing.T, seed uint64) *nodeModel {
 	return &nodeModel{
 		T: t, rand: rand.New(rand.NewPCG(seed, 7)), now: start, cards: newCards(16, 16, 24, 8), record: NewRecord(nil),
 		pods: map[gpu.PodUID]*modelPod{}, used: map[string]gpu.PodUID{}, admitted: map[gpu.PodUID]bool{},
-		cache: map[gpu.PodUID]Pod{}, rejected: map[gpu.PodUID]bool{}, trusted: true,
+		cache: map[gpu.PodUID]Pod{}, rejected: map[gpu.PodUID]bool{},
 	}
 }
 
@@ -326,12 +325,8 @@ func (k modelKubelet) State(c Candidate) KubeletState {
 	if k.silent {
 		return StateUnknown
 	}
-	state := k.ask(&c, k.admitting)
-	k.trusted = k.trusted || state != StateAbsent
-	return state
+	return k.ask(&c, k.admitting)
 }
-
-func (k modelKubelet) Trusted() bool { return k.trusted }
 
 func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *modelPod) Decision {
 	if w.doubtful {
@@ -406,8 +401,9 @@ func (w *nodeModel) choose(p *modelPod, c Container, reusable []string) (ids []s
 	if missing == 0 {
 		return ids, preference, true
 	}
+	var cards []int
 	if d := w.decide(c.Request, Preference{}, p); d.Pod != nil && len(d.Cards) > 0 {
-		preference = Preference{ContainerKey{d.Pod.UID, d.Container.Name}, d.Match, d.Indexes()}
+		preference, cards = Preference{ContainerKey{d.Pod.UID, d.Container.Name}, d.Match}, d.Indexes()
 	}
 	var wanted, others []string
 	for _, card := range w.cards {
@@ -415,7 +411,7 @@ func (w *nodeModel) choose(p *modelPod, c Container, reusable []string) (ids []s
 			id := fmt.Sprintf("%d:%d", card.Index, unit)
 			switch {
 			case w.used[id] != "" || slices.Contains(ids, id):
-			case slices.Contains(preference.Cards, card.Index):
+			case slices.Contains(cards, card.Index):
 				wanted = append(wanted, id)
 			default:
 				others = append(others, id)

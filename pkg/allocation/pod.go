@@ -21,10 +21,6 @@ type Pod struct {
 	LeavesBy time.Time
 	// Mirror is true if the object mirrors a static pod. The kubelet knows a static pod by another UID than the object's.
 	Mirror bool
-	// Resized is true if the kubelet hasn't reported on the pod's latest spec, so it may be admitting the pod for a resize now.
-	// ResizePending is true if the kubelet has deferred a resize, which it retries from time to time. Both are set only for pods
-	// that were just read from the API server.
-	Resized, ResizePending bool
 	// Ran is true if a container of the pod has run: the kubelet has admitted the pod and allocated for all its containers.
 	Ran bool
 	// Containers are the containers that ask for GPU memory, in the order in which the kubelet allocates for them.

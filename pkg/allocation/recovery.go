@@ -15,7 +15,7 @@ import (
 //   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go); not
 //     since 1.37 (pkg/kubelet/cm/devicemanager/manager.go, Allocate).
 //
-// The container must keep its cards in all cases. PodResources shows every container of such a kubelet without devices until it
+// The container must keep its cards in all cases, so an allocation for a running container is rejected except while the kubelet starts. PodResources shows every container of such a kubelet without devices until it
 // is allocated again, so an answer "waiting" identifies a container only among those for which a call is possible.
 //
 // Where it isn't known which container is meant, the allocation is rejected: after a wrong guess the kubelet's new checkpoint
@@ -27,31 +27,21 @@ const statusLag = 5 * time.Minute
 // interrupted returns the running containers with this request, for which the kubelet may ask again.
 func (m *matching) interrupted() []Candidate { return m.containers(true) }
 
-// resized returns those of pods with a resize on which the kubelet has not reported yet.
-func (m *matching) resized() []Candidate {
-	return slices.DeleteFunc(m.interrupted(), func(c Candidate) bool { return !c.Pod.Resized })
-}
-
-// findInterrupted finds the container among those that the API server reports as running.
+// findInterrupted finds the container among those that the API server reports as running, while the kubelet starts.
 func (m *matching) findInterrupted() (Candidate, Match) {
-	single, ok := m.onlyWaiting(m.interrupted())
-	if ok && m.KubeletAge < statusLag {
-		return single, ByKubelet
-	}
-	if c, ok := m.onlyWaiting(m.resized()); ok {
-		return c, ByKubelet
-	}
-	// A resize can be deferred for hours. During this time the kubelet can start other containers again.
-	if ok && single.Pod.ResizePending {
-		return single, ByKubelet
+	if m.KubeletAge < statusLag {
+		if c, ok := m.onlyWaiting(); ok {
+			return c, ByKubelet
+		}
 	}
 	return Candidate{}, ByNone
 }
 
-// onlyWaiting returns the waiting container if the waiting containers belong to one pod. Init containers come first, because the
+// onlyWaiting returns the interrupted container that waits, if all that wait belong to one pod. Init containers come first, because the
 // kubelet asks for them while containers that run are shown as waiting. Rejected pods come last.
-func (m *matching) onlyWaiting(candidates []Candidate) (found Candidate, ok bool) {
+func (m *matching) onlyWaiting() (found Candidate, ok bool) {
 	var groups [4][]Candidate
+	candidates := m.interrupted()
 	for _, c := range candidates[:min(len(candidates), MaxQuestions)] {
 		group := 0
 		if !c.Container.Init {

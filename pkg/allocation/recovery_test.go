@@ -10,8 +10,6 @@ import (
 // The kubelet has lost its checkpoint.
 func TestRecover(t *testing.T) {
 	const allocated, waiting = StateAllocated, StateWaiting
-	resized := func(pod *Pod) { pod.Resized = true }
-	deferred := func(pod *Pod) { pod.ResizePending = true }
 	pods := []Pod{
 		newPod("a", main(2), container("y", 2), assumed(0, 1), running),
 		newPod("b", main(2), assumed(1, 2), running),
@@ -35,30 +33,10 @@ func TestRecover(t *testing.T) {
 		"several init containers wait":     {states: map[string]KubeletState{"e/i": waiting, "f/i": waiting}},
 		"a rejected pod comes last":        {states: map[string]KubeletState{"b": waiting, "g": waiting}, want: "b/main"},
 		"another size":                     {states: map[string]KubeletState{"c": waiting}},
-		"long after the kubelet's start":   {states: map[string]KubeletState{"b": waiting}, later: true},
-		"a pod is resized": {
-			pods:   []Pod{newPod("one", main(2), running, resized), newPod("two", main(2), running)},
-			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true, want: "one/main",
-		},
-		"several pods are resized": {
-			pods:   []Pod{newPod("one", main(2), running, resized), newPod("two", main(2), running, resized)},
-			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true,
-		},
-		"a resize was deferred": {
-			pods:   []Pod{newPod("one", main(2), running, deferred), newPod("two", main(3), running)},
-			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true, want: "one/main",
-		},
-		"a resize was deferred and another container runs": {
-			pods:   []Pod{newPod("one", main(2), running, deferred), newPod("two", main(2), running)},
-			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true,
-		},
+		"long after the kubelet's start, as if the pod is resized": {states: map[string]KubeletState{"b": waiting}, later: true},
 		"a container that has ended": {
 			pods:   []Pod{newPod("one", main(2), ran), newPod("two", main(2), running)},
 			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true, want: "one/main",
-		},
-		"a container that has ended beside a resize": {
-			pods:   []Pod{newPod("one", main(2), ran), newPod("two", main(2), running, resized)},
-			states: map[string]KubeletState{"one": waiting, "two": waiting}, later: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,7 @@ import (
 //
 // The annotated cards are selected if each has room beside the pods that were given a share of it. Pods that were not served yet
 // don't count there, although their annotations name the card: annotations can be forged, and such a pod is checked in the same way
-// at its own Allocate call. If selectCards has to choose other cards, the annotations of those pods do count. If it chose other
-// cards at GetPreferredAllocation, that choice stays, even if the annotated cards have room by now.
+// at its own Allocate call. If selectCards has to choose other cards, the annotations of those pods do count.
 //
 // All containers of a pod have the same cards: if one of them has cards, the other containers get the same or a rejection. A
 // container that runs already keeps its cards: nothing is selected for it.
@@ -37,9 +36,7 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 			return d.give(cards, ResultAssumed) // The call is repeated. The cards get no more load.
 		case s.lacksAdapter(pod, cards):
 			return d.rejectWithoutPort()
-		case !own && s.preferredOther(pod, container):
-			// An annotated card had no room at GetPreferredAllocation, or the annotations named other cards then.
-		case s.fits(cards, pod.UID, demand, false):
+		case s.fits(cards, pod.UID, demand):
 			return d.give(cards, ResultAssumed)
 		case own:
 			return d.noRoom(RefusedFull, "pod %s has %s for other containers, and other pods leave no room there for the rest of it", pod, demand.On(expected...))
@@ -67,11 +64,7 @@ func (s *Snapshot) selectOther(d Decision, expected []int) Decision {
 	case len(expected) == 0:
 		return d.give(cards, ResultPlaced)
 	}
-	where := demand.On(expected...)
-	d.Moved = fmt.Sprintf("the choice for the pod was %s, and pods that have a share there leave it no room", where)
-	if annotated, rejected := s.usable(d); rejected.Rejection == nil && s.fits(annotated, pod.UID, demand, false) {
-		d.Moved = fmt.Sprintf("the kubelet chose its devices when %s had no room for the pod, or wasn't the pod's", where)
-	}
+	d.Moved = fmt.Sprintf("the choice for the pod was %s, and pods that have a share there leave it no room", demand.On(expected...))
 	return d.give(cards, ResultMoved)
 }
 
@@ -145,39 +138,8 @@ func (s *Snapshot) has(uid gpu.PodUID, container string, cards []int) bool {
 	return ok && slices.Equal(a.Cards.Cards(), cards)
 }
 
-// preferredOther reports whether the preceding GetPreferredAllocation call returned devices of other cards than the annotated ones
-// for this container, and those cards still have room.
-func (s *Snapshot) preferredOther(pod *Pod, container string) bool {
-	if s.Preferred.Container != (ContainerKey{pod.UID, container}) || slices.Equal(s.Preferred.Cards, pod.Assignment.Indexes()) {
-		return false
-	}
-	_, room := s.preferred(pod.UID, pod.Demand())
-	return room
-}
-
-// preferred returns the cards of the devices that the preceding GetPreferredAllocation call returned. It returns false if there are
-// none, or not as many as demanded, or if they have no room.
-func (s *Snapshot) preferred(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, bool) {
-	if s.Preferred.Match == "" || len(s.Preferred.Cards) != demand.Cards {
-		return nil, false
-	}
-	var cards []gpu.Card
-	for _, index := range s.Preferred.Cards {
-		card, ok := s.card(index)
-		if !ok {
-			return nil, false
-		}
-		cards = append(cards, card)
-	}
-	return cards, s.fits(cards, uid, demand, true)
-}
-
-// place selects cards for a demand: the preferred ones if they have room, so that the kubelet's checkpoint names the cards that the
-// container has, and otherwise the fullest ones that fit.
+// place selects the fullest cards that fit a demand.
 func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, reasons.Reason) {
-	if cards, ok := s.preferred(uid, demand); ok {
-		return cards, reasons.Fits
-	}
 	all := s.used(uid, true).on(s.Cards)
 	placed, reason := placement.Place(placement.Expected, all, demand)
 	switch {
@@ -195,10 +157,9 @@ func (s *Snapshot) place(uid gpu.PodUID, demand gpu.Demand) ([]gpu.Card, reasons
 	return cards, reason
 }
 
-// fits reports whether each of the cards has room for its part of a demand beside what all pods but except hold. If annotated is
-// set, what annotations name counts too.
-func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand, annotated bool) bool {
-	return placement.Fit(s.used(except, annotated).on(cards), demand) == reasons.Fits
+// fits reports whether each of the cards has room for its part of a demand beside what all pods but except were given.
+func (s *Snapshot) fits(cards []gpu.Card, except gpu.PodUID, demand gpu.Demand) bool {
+	return placement.Fit(s.used(except, false).on(cards), demand) == reasons.Fits
 }
 
 // InUse returns the memory that pods hold on each card, with what the annotations of pods name that were not served yet.

@@ -21,21 +21,18 @@ func TestSelectCards(t *testing.T) {
 		return cards
 	}
 	containers := func(n int32) podOption { return func(pod *Pod) { pod.Pod.Containers = n } }
-	preferred := func(card int) Preference { return Preference{Match: ByOrder, Cards: []int{card}} }
-	preferredFor := func(pod string, card int) Preference { return Preference{mainOf(pod), ByOrder, []int{card}} }
 	holdingNext := holding(1, 9)
 	holdingNext.Instance, holdingNext.Next = "containerd://1", gpu.On(0, 9)
 	const full = "pod default/a: no card for 8 units of GPU memory: no GPU card has enough free memory"
 	for name, test := range map[string]struct {
-		cards     []gpu.Card
-		pod       Pod // Its last container is served.
-		others    []Pod
-		given     Allocations
-		preferred Preference
-		want      int
-		result    Result
-		text      string // Of the rejection.
-		moved     string
+		cards  []gpu.Card
+		pod    Pod // Its last container is served.
+		others []Pod
+		given  Allocations
+		want   int
+		result Result
+		text   string // Of the rejection.
+		moved  string
 	}{
 		"the annotated card": {
 			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(1, 1)), want: 1, result: ResultAssumed,
@@ -103,33 +100,6 @@ func TestSelectCards(t *testing.T) {
 		"no annotated card: binpack beside the annotated memory of others": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
 			others: []Pod{newPod("b", main(4), assumed(1, 1))}, want: 1, result: ResultPlaced,
-		},
-		"no annotated card: the preferred one": {
-			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: preferred(1), want: 1, result: ResultPlaced,
-		},
-		"no annotated card: the preferred one has no room beside annotated memory": {
-			cards: newCards(16, 16), pod: newPod("a", main(8)), preferred: preferred(1),
-			others: []Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, result: ResultPlaced,
-		},
-		"the annotated card, although the kubelet chose devices of another": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferred(1), want: 0, result: ResultAssumed,
-		},
-		"the preferred card of this container": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1), want: 1, result: ResultMoved,
-			moved: "the kubelet chose its devices when card 0 had no room for the pod, or wasn't the pod's",
-		},
-		"the preferred card of this container has no room now": {
-			cards: newCards(16, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferredFor("a", 1),
-			others: []Pod{newPod("b", main(12), assumed(1, 1))}, want: 0, result: ResultAssumed,
-		},
-		"the preferred card of this container, and others of the pod have another": {
-			cards: newCards(16, 16), pod: newPod("a", container("x", 2), main(2), assumed(0, 1)), preferred: preferredFor("a", 1),
-			given: Allocations{"uid-a": {"x": onCard(0)}}, want: 0, result: ResultAssumed,
-		},
-		"the annotated card is used: the preferred one": {
-			cards: newCards(16, 8, 16), pod: newPod("a", main(8), assumed(0, 1)), preferred: preferred(2),
-			others: []Pod{newPod("b", main(10))}, given: Allocations{"uid-b": {"main": onCard(0)}},
-			want: 2, result: ResultMoved,
 		},
 		"no annotated card: annotated memory of others stays free": {
 			cards: newCards(16, 16), pod: newPod("a", main(8)),
@@ -206,7 +176,7 @@ func TestSelectCards(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given, Preferred: test.preferred}
+			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given}
 			pod := &s.Pods[len(s.Pods)-1]
 			got := s.selectCards(Decision{Pod: pod, Container: pod.Containers[len(pod.Containers)-1]})
 			var text string
@@ -242,14 +212,13 @@ func TestSelectSeveralCards(t *testing.T) {
 	sick := newCards(16, 16, 16)
 	sick[2].Unhealthy = "Xid 79"
 	for name, test := range map[string]struct {
-		cards     []gpu.Card // newCards(16, 16, 16) by default.
-		pod       Pod        // Its last container is served.
-		others    []Pod
-		given     Allocations
-		preferred Preference
-		want      []int
-		result    Result
-		text      string // The begin of the rejection's. The reason is package placement's.
+		cards  []gpu.Card // newCards(16, 16, 16) by default.
+		pod    Pod        // Its last container is served.
+		others []Pod
+		given  Allocations
+		want   []int
+		result Result
+		text   string // The begin of the rejection's. The reason is package placement's.
 	}{
 		"the annotated cards": {pod: newPod("a", main(8), assumedOn(0, 2)), want: []int{0, 2}, result: ResultAssumed},
 		"a pod that holds a share of each leaves the rest": {
@@ -298,15 +267,6 @@ func TestSelectSeveralCards(t *testing.T) {
 		"no annotated cards: the fullest beside the annotated shares of others": {
 			pod: newPod("a", main(8), labelled(2)), others: []Pod{newPod("b", main(4), assumedOn(1, 2))}, want: []int{1, 2}, result: ResultPlaced,
 		},
-		"no annotated cards: the preferred ones": {
-			pod: newPod("a", main(8), labelled(2)), preferred: Preference{mainOf("a"), ByKubelet, []int{0, 2}}, want: []int{0, 2}, result: ResultPlaced,
-		},
-		"the preferred cards of this container, although the annotated ones have room by now": {
-			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{0, 2}}, want: []int{0, 2}, result: ResultMoved,
-		},
-		"a preference of another number of cards doesn't count": {
-			pod: newPod("a", main(8), assumedOn(0, 1)), preferred: Preference{mainOf("a"), ByKubelet, []int{2}}, want: []int{0, 1}, result: ResultAssumed,
-		},
 		"too few cards have room": {
 			pod: newPod("a", main(20), labelled(2)), others: []Pod{newPod("b", main(14))}, given: Allocations{"uid-b": {"main": onCards([]int{0, 1}, make([]string, 14)...)}},
 			result: RefusedFull, text: "pod default/a: no card for 10 units of GPU memory on each of 2 cards",
@@ -331,7 +291,7 @@ func TestSelectSeveralCards(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given, Preferred: test.preferred}
+			s := Snapshot{Cards: test.cards, Pods: append(test.others, test.pod), Given: test.given}
 			if s.Cards == nil {
 				s.Cards = newCards(16, 16, 16)
 			}

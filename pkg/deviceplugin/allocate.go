@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/cache"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -22,14 +21,18 @@ type allocator struct {
 	isolator   *isolator
 	responses  *responses
 	metrics    *metrics
-	// annotate is called for each pod of which a container was served.
+	// askTimeout bounds all questions about one call.
+	askTimeout time.Duration
+	// annotate is called for each pod whose annotations may have to change.
 	annotate func(gpu.PodUID)
 
 	// mutex guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
-	// While it is held, the allocator may ask the kubelet and search for pods, for askTimeout and searchTimeout at most.
+	// While it is held, the allocator may ask the kubelet and read the pods, for askTimeout and readTimeout at most.
 	mutex chan struct{}
-	// preferences are the results of GetPreferredAllocation by the preferred devices, for the Allocate call that follows.
-	preferences *cache.LRUExpireCache
+	// preferred is what the last GetPreferredAllocation call was matched to, and preferredDevices the devices that it returned: the Allocate call
+	// that follows has them.
+	preferred        allocation.Preference
+	preferredDevices allocation.DeviceSet
 	// doubtful is true if the last match can be wrong, or if no pod was matched and the container starts without a card. The
 	// kubelet's checkpoint then shows which pod it was.
 	doubtful bool
@@ -45,7 +48,11 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 	}
 	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
-	decision := a.readAndDecide(ctx, request, a.takePreference(devices))
+	preferred := a.preferred
+	if devices != a.preferredDevices {
+		preferred = allocation.Preference{}
+	}
+	decision := a.readAndDecide(ctx, request, preferred)
 	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit())
 	a.metrics.count(decision, ids)
 	a.remember(decision, devices, limitation)
@@ -66,13 +73,9 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 	if len(decision.Cards) == 0 {
 		return nil
 	}
-	cards := decision.Indexes()
-	ids := preferredDevices(cards, available, include, size)
-	if len(ids) == size {
-		container := allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name}
-		a.preferences.Add(allocation.NewDeviceSet(ids),
-			allocation.Preference{Container: container, Match: decision.Match, Cards: cards}, preferenceLifetime)
-	}
+	ids := chooseDevices(decision.Indexes(), available, include, size)
+	container := allocation.ContainerKey{UID: decision.Pod.UID, Name: decision.Container.Name}
+	a.preferred, a.preferredDevices = allocation.Preference{Container: container, Match: decision.Match}, allocation.NewDeviceSet(ids)
 	return ids
 }
 
@@ -137,34 +140,27 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
-	kubelet := &questions{ctx: ctx, kubelet: a.kubelet, left: askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
+	kubelet := &questions{ctx: ctx, kubelet: a.kubelet, left: a.askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
 	decide := func(snapshot allocation.Snapshot) allocation.Decision {
 		snapshot.Preferred, snapshot.Kubelet = preferred, kubelet
 		return allocation.Decide(snapshot, request)
 	}
-	decision := decide(a.snapshots.Cached())
-	if !decision.Outdated {
+	if decision := decide(a.snapshots.Cached()); !decision.Outdated {
 		return decision
 	}
 	a.checkpoint.Sync(ctx)
-	pods, found, err := a.snapshots.pods.Search(ctx, func() bool {
-		// Only a match by the kubelet ends the search early: the list may have a better one than a match by order.
-		decision = decide(a.snapshots.Cached())
-		return decision.Match == allocation.ByKubelet
-	})
-	if found {
-		return decision
-	}
+	pods, err := a.snapshots.pods.Read(ctx)
 	return decide(a.snapshots.Of(pods).Refreshed(err))
 }
 
 // questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't
-// change while it waits for the plugin's response. All questions together take askTimeout at most.
+// change while it waits for the plugin's response.
 type questions struct {
 	// ctx is that of the kubelet's call.
 	ctx     context.Context
 	kubelet *podResources
-	left    time.Duration
+	// left is how long the questions may still take; nothing after one without an answer.
+	left time.Duration
 	// states are the answers so far.
 	states map[allocation.ContainerKey]allocation.KubeletState
 }
@@ -181,11 +177,11 @@ func (q *questions) State(c allocation.Candidate) allocation.KubeletState {
 	state = q.kubelet.State(ctx, c)
 	q.states[c.Key()] = state
 	q.left -= time.Since(start)
+	if state == allocation.StateUnknown {
+		q.left = 0
+	}
 	return state
 }
-
-// Trusted implements allocation.Kubelet.
-func (q *questions) Trusted() bool { return q.kubelet.Answers() }
 
 // remember records what the container was given.
 func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet, l limitation) {
@@ -232,8 +228,7 @@ func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
 	}
 	maps.DeleteFunc(s.rejected, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
 	return allocation.Snapshot{
-		Cards: cards, Adapters: adapters, Pods: pods, Others: s.pods.Others(), Given: s.record.Snapshot(), Rejected: s.rejected,
-		KubeletAge: time.Since(s.registered),
+		Cards: cards, Adapters: adapters, Pods: pods, Given: s.record.Snapshot(), Rejected: s.rejected, KubeletAge: time.Since(s.registered),
 	}
 }
 
@@ -243,20 +238,9 @@ func (s *snapshots) kubeletStarted() {
 	s.record.KubeletStarted()
 }
 
-// preferenceLifetime is how long a preference is kept. If Allocate follows at all, it follows at once.
-const preferenceLifetime = 30 * time.Second
-
-// takePreference removes and returns the preference for these devices, or returns the zero value.
-func (a *allocator) takePreference(devices allocation.DeviceSet) allocation.Preference {
-	defer a.preferences.Remove(devices)
-	kept, _ := a.preferences.Get(devices)
-	preference, _ := kept.(allocation.Preference)
-	return preference
-}
-
-// preferredDevices returns size devices, first those of include, then as many of each card as the container gets of it, then others;
+// chooseDevices returns size devices, first those of include, then as many of each card as the container gets of it, then others;
 // nil if there are fewer.
-func preferredDevices(cards []int, available, include []string, size int) []string {
+func chooseDevices(cards []int, available, include []string, size int) []string {
 	if size <= 0 || len(available) < size {
 		return nil
 	}

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
@@ -71,14 +70,12 @@ func TestAnnotationsRefused(t *testing.T) {
 	}
 }
 
-// TestSearch: the plugin's watch delivers nothing by itself (blind), so the plugin has to search for each pod.
-func TestSearch(t *testing.T) {
+// TestRead: the plugin's watch delivers nothing by itself (blind), so the plugin has to read the pods for each allocation.
+func TestRead(t *testing.T) {
 	for name, test := range map[string]struct {
 		// list answers each list of pods once the pod is bound. If it returns false, the API server has the answer.
 		list func(b *fixture, pod *corev1.Pod, lists int) (failed bool)
-		// before is called before the pod is admitted.
-		before func(b *fixture, p *Plugin, pod *corev1.Pod)
-		want   string // Empty if the allocation is rejected.
+		want string // Empty if the allocation is rejected.
 	}{
 		"the list has the pod": {want: "1"},
 		"every list fails":     {list: func(*fixture, *corev1.Pod, int) bool { return true }},
@@ -93,17 +90,6 @@ func TestSearch(t *testing.T) {
 		},
 		// The watch broke with the connection too, so the list is repeated.
 		"only the first list fails": {list: func(_ *fixture, _ *corev1.Pod, lists int) bool { return lists == 1 }, want: "1"},
-		"no list is made because the API server didn't answer a moment ago": {
-			before: func(b *fixture, p *Plugin, pod *corev1.Pod) {
-				p.pods.silentUntil = time.Now().Add(time.Minute)
-				time.AfterFunc(5*searchPause, func() { b.watcher.Add(pod) })
-			},
-			list: func(b *fixture, _ *corev1.Pod, _ int) bool {
-				b.t.Error("the API server was asked")
-				return true
-			},
-			want: "1",
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
@@ -121,9 +107,6 @@ func TestSearch(t *testing.T) {
 			k, p := b.up(60, 4)
 			b.create(p, pod)
 			bound.Store(true)
-			if test.before != nil {
-				test.before(b, p, pod)
-			}
 			env, err := k.admit(pod)
 			if test.want == "" {
 				if status.Code(err) != codes.Unavailable {
@@ -135,57 +118,6 @@ func TestSearch(t *testing.T) {
 				t.Errorf("got %v and %v, want card %s", env, err, test.want)
 			}
 			k.checkDevices(p, pod, 1)
-		})
-	}
-}
-
-// TestSearchWatchFirst: the watch delivers a pod while the list hangs.
-func TestSearchWatchFirst(t *testing.T) {
-	for name, test := range map[string]struct {
-		ask   bool // The kubelet answers questions.
-		other bool // The watch delivers another pod.
-	}{
-		"a busy API server takes longer for the list than for the event of the pod": {ask: true},
-		// A match by order waits for the list, because the right pod may be in it.
-		"the watch delivers another pod before": {other: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			if test.ask {
-				b.servePodResources()
-			}
-			b.blind, b.hanging = true, &hanging{}
-			k, p := b.up(16, 16)
-			pod, delivered := newPod("pod", main(4), assumed(1, 1)), newPod("pod", main(4), assumed(1, 1))
-			b.create(p, pod)
-			if test.other {
-				delivered = newPod("other", main(4), assumed(0, 2))
-				b.create(p, delivered)
-			}
-			lists := b.hanging.lists.Load()
-			b.hanging.Hang()
-			go func() {
-				for b.hanging.lists.Load() == lists && t.Context().Err() == nil {
-					time.Sleep(time.Millisecond)
-				}
-				b.watcher.Add(delivered)
-				for test.other && t.Context().Err() == nil {
-					time.Sleep(5 * searchPause)
-					if len(p.pods.Cached()) > 0 {
-						b.hanging.Resume()
-						return
-					}
-				}
-			}()
-			if got := cardOf(k.mustAdmit(pod)["main"]); got != "1" {
-				t.Errorf("got card %s", got)
-			}
-			if p.pods.isSilent() {
-				t.Error("the list was awaited until its timeout")
-			}
-			if !test.other {
-				b.hanging.Resume()
-			}
 		})
 	}
 }
@@ -276,15 +208,8 @@ func TestAPIServerHangs(t *testing.T) {
 	}
 	await.True(t, "a write that hangs", func() bool { return b.hanging.held.Load() > 0 })
 
-	// An unknown pod: after an unanswered request the plugin sends the API server no list for a moment. Otherwise each of the
-	// kubelet's four calls would send one.
-	for range 2 {
-		if _, err := k.admit(newPod("unknown", main(4))); status.Code(err) != codes.Unavailable {
-			t.Errorf("got %v, want Unavailable", err)
-		}
-	}
-	if n := b.hanging.lists.Load() - lists; n == 0 || n > 3 {
-		t.Errorf("the API server was asked for its pods %d times, want once", n)
+	if _, err := k.admit(newPod("unknown", main(4))); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, want Unavailable", err)
 	}
 	for _, pod := range pods {
 		if b.pod(pod.Name).Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true" {

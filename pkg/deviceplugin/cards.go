@@ -36,8 +36,8 @@ type cardState struct {
 	// mode is the isolation mode in force, and isolated what it means for each card, by index.
 	mode     isolation.Mode
 	isolated map[int]cardIsolation
-	// taken are the cards of the last message that the kubelet has taken; nil before the first.
-	taken []gpu.Card
+	// sent are the cards of the last message to the kubelet; nil before the first.
+	sent []gpu.Card
 	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
 	driver string
 	// problem is why the cards can't be reported to the kubelet at all.
@@ -269,30 +269,18 @@ func (s *cardState) Position(card int) int {
 	return card
 }
 
-// SetTaken sets the cards of the last message that the kubelet has taken.
-func (s *cardState) SetTaken(cards []gpu.Card) {
+// SetSent sets the cards of the last message to the kubelet.
+func (s *cardState) SetSent(cards []gpu.Card) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.taken = cards
+	s.sent = cards
 }
 
-// AnyUntaken reports whether one of the cards is healthy although the kubelet has not yet taken all its devices as healthy.
-func (s *cardState) AnyUntaken(cards []gpu.Card) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.Healthy() && !s.takenAs(c) })
-}
+// reasonNotSent is the reason of a healthy card in the inventory until the kubelet has its devices.
+const reasonNotSent = "the kubelet doesn't have its devices yet"
 
-// takenAs reports whether the kubelet has all devices of the card as healthy ones. The caller holds mu.
-func (s *cardState) takenAs(card gpu.Card) bool {
-	return slices.ContainsFunc(s.taken, func(c gpu.Card) bool { return c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory })
-}
-
-// reasonNotTaken is the reason of a healthy card in the inventory until the kubelet has its devices.
-const reasonNotTaken = "the kubelet doesn't have its devices yet"
-
-// Inventory returns the inventory for the node's annotation. It lists no card as healthy of which the kubelet doesn't have all healthy
-// devices: the extender would bind pods to the card, and the kubelet would reject them for good.
+// Inventory returns the inventory for the node's annotation. It lists no card as healthy of which not all devices were sent to the kubelet
+// as healthy ones: the extender would bind pods to the card, and the kubelet would reject them for good.
 func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -301,8 +289,9 @@ func (s *cardState) Inventory() protocol.Inventory {
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA},
 	}
 	for i := range inventory.Cards {
-		if card := &inventory.Cards[i]; !s.takenAs(*card) {
-			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotTaken)
+		card := &inventory.Cards[i]
+		if !slices.ContainsFunc(s.sent, func(c gpu.Card) bool { return c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory }) {
+			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotSent)
 		}
 	}
 	if s.mode.Rules().Limits {

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/background"
@@ -33,8 +34,8 @@ const (
 	checkpointFile = "kubelet_internal_checkpoint"
 	// maxCheckpoint bounds the number of bytes that are read. For a full node with the smallest unit the file has a few MiB.
 	maxCheckpoint = 64 << 20
-	// syncPause is the minimum time between two background reads, for which no call waits.
-	syncPause = 100 * time.Millisecond
+	// syncInterval is the time between two background reads, for which no call waits.
+	syncInterval = time.Second
 )
 
 // checkpointJSON is the part of k8s.io/kubernetes pkg/kubelet/cm/devicemanager/checkpoint that is read here. The checksum covers
@@ -138,14 +139,13 @@ func allocationOf(response *pluginapi.ContainerAllocateResponse, request gpu.Mem
 
 // checkpoint keeps the record in line with the kubelet's checkpoint file.
 type checkpoint struct {
-	dir     string
-	record  *allocation.Record
-	pods    allocation.KnownPods
-	changed func(gpu.PodUID)
+	dir    string
+	record *allocation.Record
+	pods   allocation.KnownPods
+	// annotate is called for each pod whose annotations may have to change.
+	annotate func(gpu.PodUID)
 	// backends tell which containers they limit.
 	backends *isolation.Backends
-	// stale receives a value when the file may have changed.
-	stale background.Signal
 
 	// mu guards the fields below. Sync holds it throughout, so that an older checkpoint can't overwrite a newer one.
 	mu      sync.Mutex
@@ -165,20 +165,7 @@ func (c *checkpoint) Readable() bool {
 // Run updates the record until ctx ends. No allocation waits for it: with the smallest unit the file has several megabytes, and
 // the kubelet writes it after each allocation while the next one waits.
 func (c *checkpoint) Run(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-c.stale:
-		}
-		c.Sync(ctx)
-		// A burst of pods is handled as one change.
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(syncPause):
-		}
-	}
+	return background.Every(ctx, clock.RealClock{}, syncInterval, c.Sync)
 }
 
 // Sync updates the record. If the file can't be read, its last known content is used.
@@ -195,7 +182,7 @@ func (c *checkpoint) Sync(ctx context.Context) {
 		written = c.last.ModTime()
 	}
 	for _, uid := range c.record.Sync(c.entries, written, c.pods) {
-		c.changed(uid)
+		c.annotate(uid)
 	}
 }
 

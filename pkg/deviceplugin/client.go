@@ -26,7 +26,7 @@ type Client struct {
 	// Pods returns the client for the pods of a namespace, or of all namespaces if it is empty.
 	Pods  func(namespace string) Objects[*corev1.Pod, *corev1.PodList]
 	Nodes Objects[*corev1.Node, *corev1.NodeList]
-	// Slices returns metadata of ResourceSlices. If it is nil, a DRA driver on the node is not noticed.
+	// Slices returns metadata of ResourceSlices.
 	Slices SliceClient
 }
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -47,6 +47,8 @@ type configurator struct {
 
 	// selected is the configuration of which inForce are the settings. Only Apply uses it, and it runs once at a time.
 	selected nodeconfig.Selected
+	// vain are the entries of excludedCards that match no card, as text. Only Apply uses it too.
+	vain string
 	// problem is why the selected configuration isn't in force, or not completely; nil if it is.
 	problem atomic.Pointer[string]
 }
@@ -66,24 +68,19 @@ func (c *configurator) Watch() error {
 
 // Run keeps the configuration up to date until ctx ends.
 func (c *configurator) Run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	if dir := c.source.Directory(); dir != "" {
-		group.Go(func() error {
-			return watchDirectory(ctx, dir, func(string) error { c.wake.Raise(); return nil })
-		})
-	}
-	group.Go(func() error {
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-c.wake:
-				c.Apply(ctx)
-			}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.wake:
+		case <-time.After(recheckInterval):
 		}
-	})
-	return group.Wait()
+		c.Apply(ctx)
+	}
 }
+
+// recheckInterval is the time between two looks at files that others change.
+const recheckInterval = 5 * time.Second
 
 // Missing returns why no configuration is in force; empty if one is.
 func (c *configurator) Missing() string {
@@ -131,6 +128,20 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 		problem = notice{reason: eventConfigRejected, text: ignored}
 	}
 	c.reportProblem(ctx, problem)
+	c.reportVain(ctx)
+}
+
+// reportVain reports entries of excludedCards that have come to match no card, such as a misspelt model.
+func (c *configurator) reportVain(ctx context.Context) {
+	before := c.vain
+	c.vain = strings.Join(c.cards.ExcludedInVain(), ", ")
+	if c.vain == "" || c.vain == before {
+		return
+	}
+	klog.FromContext(ctx).Info("Entries of excludedCards match no card", "entries", c.vain)
+	if c.limit.Allow() {
+		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, "these entries of excludedCards match no card: "+c.vain)
+	}
 }
 
 // hasPods reports whether live pods on the node ask for GPU memory.
@@ -189,9 +200,6 @@ func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Sel
 		text := fmt.Sprintf("configuration %s is in force", selected.Name)
 		if len(changes) > 0 {
 			text += "; changed: " + strings.Join(changes, ", ")
-		}
-		if vain := c.cards.ExcludedInVain(); len(vain) > 0 {
-			text += "; these entries of excludedCards match no card: " + strings.Join(vain, ", ")
 		}
 		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
 	}

@@ -145,18 +145,20 @@ func (b *fixture) inventory() (unit gpu.Unit, cards map[int]string) {
 	return inventory.Unit, cards
 }
 
-// TestExcludedInVain: the Event of a changed configuration says which cards it names that the node doesn't have.
+// TestExcludedInVain: an Event says which excluded cards the node doesn't have, at the plugin's start and after a change of the configuration.
 func TestExcludedInVain(t *testing.T) {
 	b := newFixture(t)
 	dir := t.TempDir()
-	mountConfigs(t, dir, map[string]string{"default": "", "display": "excludedCards: [{index: 1}, {model: NVIDIA T100O}, {uuid: GPU-x}]"})
+	mountConfigs(t, dir, map[string]string{"default": "excludedCards: [{index: 7}]", "display": "excludedCards: [{index: 1}, {model: NVIDIA T100O}, {uuid: GPU-x}]"})
 	b.config = nodeconfig.Source{Path: dir, Default: "default"}
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(nil)
 	b.monitorCards(p, 16, 16)
 	k.awaitDevices(32, 32)
+	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: index 7")
 	b.label("display")
-	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards; these entries of excludedCards match no card: NVIDIA T100O, GPU-x")
+	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
+	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: NVIDIA T100O, GPU-x")
 }
 
 // TestNodeConfiguration changes a node's label and the files, while pods run there.

@@ -100,7 +100,7 @@ func TestSmallestUnit(t *testing.T) {
 	}
 }
 
-func TestPreferredDevices(t *testing.T) {
+func TestChooseDevices(t *testing.T) {
 	for name, test := range map[string]struct {
 		cards              []int
 		available, include []string
@@ -124,7 +124,7 @@ func TestPreferredDevices(t *testing.T) {
 		"other IDs come last":         {[]int{0}, []string{"GPU-0-_-1", "00"}, nil, 1, []string{"00"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := preferredDevices(test.cards, test.available, test.include, test.size)
+			got := chooseDevices(test.cards, test.available, test.include, test.size)
 			if fmt.Sprint(got) != fmt.Sprint(test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}

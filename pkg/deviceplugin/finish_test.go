@@ -18,7 +18,7 @@ const slowly = 3 * time.Second
 // would have begun to stop its server. ended is closed when the plugin has stopped.
 func (b *fixture) endable() (k *kubelet, p *Plugin, end func() (ended <-chan struct{})) {
 	b.t.Helper()
-	b.callGap, b.callDelay = slowly, 100*time.Millisecond
+	b.callGap = slowly
 	k = startKubelet(b.t, b.dir)
 	p, stop := b.start(newCards(16))
 	k.awaitDevices(16, 16)
@@ -28,7 +28,7 @@ func (b *fixture) endable() (k *kubelet, p *Plugin, end func() (ended <-chan str
 			defer close(ended)
 			stop()
 		}()
-		time.Sleep(3 * b.callDelay)
+		time.Sleep(300 * time.Millisecond)
 		return ended
 	}
 }

@@ -64,9 +64,10 @@ type fixture struct {
 	config     nodeconfig.Source
 	// isolation has the plugins' options for limits; nil for none.
 	isolation *isolationOptions
-	// callGap and callDelay are the plugins' fields of the same names. They are much shorter than in production unless a test is about
-	// them.
-	callGap, callDelay time.Duration
+	// callGap is the plugins' field of the same name. It is much shorter than in production unless a test is about it.
+	callGap time.Duration
+	// readmission is how long the plugins keep the devices of pods healthy; not at all if it is zero.
+	readmission time.Duration
 	// absence is the registrar's field of the same name; as in production if it is zero.
 	absence time.Duration
 }
@@ -81,7 +82,7 @@ func TestMain(m *testing.M) {
 func fakeClient(api *fake.Clientset) Client {
 	return Client{
 		Pods:  func(namespace string) Objects[*corev1.Pod, *corev1.PodList] { return api.CoreV1().Pods(namespace) },
-		Nodes: api.CoreV1().Nodes(),
+		Nodes: api.CoreV1().Nodes(), Slices: fakeSlices().Resource(sliceResource),
 	}
 }
 
@@ -107,7 +108,7 @@ func newFixtureAlone(t *testing.T, objects ...runtime.Object) *fixture {
 	check.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode}}
-	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), callGap: 10 * time.Millisecond, callDelay: time.Millisecond}
+	b := &fixture{t: t, dir: dir, events: events.NewFakeRecorder(1000), watcher: watch.NewFake(), callGap: 10 * time.Millisecond}
 	b.client = fake.NewClientset(append(objects, node)...)
 	b.client.PrependReactor("patch", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if b.away.Load() {
@@ -148,8 +149,8 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 	p, err := New(options)
 	check.Must(b.t, err)
 	p.registrar.cleanup, p.registrar.absence = time.Millisecond, cmp.Or(b.absence, p.registrar.absence)
-	p.service.interval, p.service.readmission.interval = time.Millisecond, time.Millisecond
-	p.service.callGap, p.service.callDelay = b.callGap, b.callDelay
+	p.service.interval, p.service.readmission.time, p.service.callGap = time.Millisecond, b.readmission, b.callGap
+	p.allocator.askTimeout = time.Minute // The machine can be busy.
 	if cards != nil {
 		p.SetCards(gpu.GiB, cards, nil, nil, "")
 	}

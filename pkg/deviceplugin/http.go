@@ -36,7 +36,12 @@ func (p *Plugin) handler() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(version.Get()) // The client may have disconnected.
 	})
-	metrics := promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	scrape := promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	var metrics http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.metrics.setCards(p.cards.Reported())
+		p.metrics.setIsolation(p.cards.Mode())
+		scrape.ServeHTTP(w, r)
+	})
 	if p.options.AuthorizeMetrics != nil {
 		metrics = p.options.AuthorizeMetrics(metrics)
 	}
@@ -76,13 +81,6 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
 	return listener, nil
-}
-
-func closeListener(listener net.Listener) error {
-	if listener == nil {
-		return nil
-	}
-	return listener.Close()
 }
 
 // serve answers requests until the context ends. It returns at once without a listener.

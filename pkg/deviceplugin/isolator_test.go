@@ -43,7 +43,7 @@ func newIsolation(t testing.TB, mode isolation.Mode) *isolationOptions {
 	err := errors.Join(
 		os.WriteFile(filepath.Join(o.cgroups, "cgroup.controllers"), nil, 0o600),
 		os.MkdirAll(filepath.Join(o.cgroups, "kubepods/pod/cri-containerd-"+containerID+".scope"), 0o755),
-		os.WriteFile(filepath.Join(o.specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [`+device("GPU-0")+`,`+device("GPU-1")+`]}`), 0o600),
+		os.WriteFile(filepath.Join(o.specs, "nvidia.json"), []byte(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [`+device("GPU-0")+`,`+device("GPU-1")+`]}`), 0o600),
 	)
 	check.Must(t, err)
 	return o
@@ -286,7 +286,12 @@ func TestIsolationChanges(t *testing.T) {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
 			// The decision's card has the memory that it has without limits: the decision is older than the mode.
-			decision, limitation := p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
+			var decision allocation.Decision
+			var limitation limitation
+			await.True(t, "the decision", func() bool { // A change of the specifications is noticed a moment later.
+				decision, limitation = p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
+				return (decision.Rejection != nil) == (test.rejected != "")
+			})
 			if limited := limitation.limit == 2<<30 && len(limitation.Devices) == 2; limited == (test.unlimited || test.rejected != "") {
 				t.Errorf("the container gets %+v", limitation)
 			}
@@ -371,7 +376,7 @@ func TestPodLimitedInPart(t *testing.T) {
 // container can start, so the card is not offered.
 func TestCDIWithoutTheName(t *testing.T) {
 	specs := t.TempDir()
-	check.Must(t, os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(specs, "nvidia.json"), []byte(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {"env": ["A=b"]}}]}`), 0o600))
 	p := &Plugin{cards: newCardState(), options: Options{DeviceList: ListByCDI, Isolation: isolation.Options{SpecDirs: []string{specs}}}}
 	p.addIsolator()
 	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")

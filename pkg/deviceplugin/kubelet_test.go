@@ -39,11 +39,8 @@ type kubelet struct {
 	// server serves registrations, and resources serves PodResources.
 	server, resources *grpc.Server
 	asked             *rate.Limiter
-	// reading is held while a message is read. A test that holds it delays that.
-	reading sync.Mutex
-
-	mu            sync.Mutex
-	registrations int
+	mu                sync.Mutex
+	registrations     int
 	// unreached counts the plugins that registered and couldn't be dialed back. The real kubelet keeps trying for ten seconds.
 	unreached  int
 	connection *grpc.ClientConn
@@ -176,14 +173,12 @@ func (k *kubelet) listen(stream grpc.ServerStreamingClient[pluginapi.ListAndWatc
 		if err != nil {
 			return
 		}
-		k.reading.Lock()
 		k.mu.Lock()
 		k.health = map[string]string{}
 		for _, d := range message.Devices {
 			k.health[d.ID] = d.Health
 		}
 		k.mu.Unlock()
-		k.reading.Unlock()
 	}
 }
 
@@ -338,19 +333,6 @@ func (k *kubelet) removePod(pod *corev1.Pod) {
 	defer k.mu.Unlock()
 	delete(k.admitted, pod.Namespace+"/"+pod.Name)
 	k.entries = slices.DeleteFunc(k.entries, func(e entry) bool { return e.PodUID == podUID(pod) })
-}
-
-// GetAllocatableResources returns the healthy devices.
-func (k *kubelet) GetAllocatableResources(context.Context, *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	devices := &podresourcesv1.ContainerDevices{ResourceName: "aliyun.com/gpu-mem"}
-	for id, health := range k.health {
-		if health == pluginapi.Healthy {
-			devices.DeviceIds = append(devices.DeviceIds, id)
-		}
-	}
-	return &podresourcesv1.AllocatableResourcesResponse{Devices: []*podresourcesv1.ContainerDevices{devices}}, nil
 }
 
 // Get answers as PodResources does, including its rate limit.

@@ -23,8 +23,8 @@ type limitWatch struct {
 	metrics *metrics
 	// checkInForce returns why a limit of this mode on the card of this index may not be in force; nil if it is.
 	checkInForce func(mode string, card int) error
-	// onChange is called for each pod whose annotation may have to change.
-	onChange func(gpu.PodUID)
+	// annotate is called for each pod whose annotation may have to change.
+	annotate func(gpu.PodUID)
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -134,6 +134,6 @@ func (w *limitWatch) report(before, now map[gpu.PodUID]protocol.PodIsolation) {
 		if pod, ok := w.pods.ByUID(uid); ok && state.Problem != "" && pod.Isolation != state.String() {
 			w.events.Event(podReference(&pod), corev1.EventTypeWarning, eventLimitNotInForce, state.Problem)
 		}
-		w.onChange(uid)
+		w.annotate(uid)
 	}
 }

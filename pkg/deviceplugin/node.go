@@ -42,7 +42,7 @@ type nodeKeeper struct {
 	wholeCards       string
 	disableIsolation atomic.Bool
 	isolator         *isolator
-	slices           *sliceWatch
+	slices           cache.SharedIndexInformer
 	// last is the annotation that was written last. repeats limits how often it is written again, and contested how often another writer is
 	// reported. Only Run uses them.
 	last      string
@@ -75,7 +75,7 @@ func newNodeKeeper(
 	if err != nil {
 		return nil, fmt.Errorf("following the node: %w", err)
 	}
-	if k.slices, err = newSliceWatch(client.Slices, name, k.wake.Raise); err != nil {
+	if k.slices, err = newSliceInformer(client.Slices, name, k.wake.Raise); err != nil {
 		return nil, err
 	}
 	return k, nil
@@ -139,7 +139,7 @@ func (k *nodeKeeper) node() (*corev1.Node, error) {
 
 // Run keeps the Node up to date until ctx ends.
 func (k *nodeKeeper) Run(ctx context.Context) error {
-	backoff := newBackoff(time.Second)
+	backoff := newBackoff()
 	for {
 		_, changed, _ := k.cards.Get()
 		delay, err := k.keep(ctx)
@@ -147,7 +147,7 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 			delay = backoff.Step()
 			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
 		} else {
-			backoff = newBackoff(time.Second)
+			backoff = newBackoff()
 		}
 		select {
 		case <-ctx.Done():
@@ -159,9 +159,9 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	}
 }
 
-// newBackoff returns the backoff for retries without a limit. The longest pause is 30 times the first one.
-func newBackoff(first time.Duration) wait.Backoff {
-	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * first}
+// newBackoff returns the backoff for retries without a limit.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
 }
 
 // keep makes the write that the Node needs, if it may be made now. Usually it needs none. It returns after how long to call keep again.
@@ -177,12 +177,8 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 	}
 	inventory, former := k.cards.Inventory(), k.Inventory()
 	keepHealthy(&inventory, former)
-	driver, known := k.slices.Driver()
-	if !known {
-		driver = former.DRADriver
-	}
-	inventory.DRADriver = driver
-	k.warnOfWholeCards(ctx, node, driver)
+	inventory.DRADriver = k.draDriver(former.DRADriver)
+	k.warnOfWholeCards(ctx, node, inventory.DRADriver)
 	annotation, err := inventory.Annotation()
 	if err != nil {
 		return 0, err
@@ -231,7 +227,7 @@ func keepHealthy(inventory *protocol.Inventory, former protocol.Inventory) {
 	}
 	for i := range inventory.Cards {
 		card := &inventory.Cards[i]
-		if card.Unhealthy == reasonNotTaken && slices.ContainsFunc(former.Cards, func(c gpu.Card) bool {
+		if card.Unhealthy == reasonNotSent && slices.ContainsFunc(former.Cards, func(c gpu.Card) bool {
 			return c.UUID == card.UUID && c.Index == card.Index && c.Healthy() && c.Memory >= card.Memory
 		}) {
 			card.Unhealthy = ""

@@ -23,9 +23,9 @@ type overuseWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
-	// changed is called for each pod whose annotation may have to change.
-	changed func(gpu.PodUID)
-	tracker *usage.Overuse
+	// annotate is called for each pod whose annotation may have to change.
+	annotate func(gpu.PodUID)
+	tracker  *usage.Overuse
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -110,17 +110,17 @@ func (w *overuseWatch) Update(measured protocol.Usage, promised map[int]gpu.Memo
 			}
 			w.events.Eventf(podReference(&pod), corev1.EventTypeWarning, eventOveruse, text, sum)
 		}
-		w.changed(uid) // The annotator writes only what differs.
+		w.annotate(uid) // The annotator writes only what differs.
 	}
 	for uid := range before {
 		if _, still := reports[uid]; !still {
-			w.changed(uid)
+			w.annotate(uid)
 		}
 	}
 	if before == nil { // Annotations of a former plugin may be out of date.
 		for _, pod := range w.pods.Cached() {
 			if pod.Overuse != "" {
-				w.changed(pod.UID)
+				w.annotate(pod.UID)
 			}
 		}
 	}

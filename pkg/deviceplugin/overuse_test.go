@@ -78,7 +78,7 @@ func TestOveruse(t *testing.T) {
 		return err == nil && report != nil && len(report.Cards) == 2
 	})
 	changed := false
-	p.overuse.changed = func(gpu.PodUID) { changed = true }
+	p.overuse.annotate = func(gpu.PodUID) { changed = true }
 	p.overuse.Update(protocol.Usage{Time: begin.Add(70 * time.Second), Cards: []protocol.CardUsage{{}, {Index: 1, Problem: "Unknown Error"}},
 		Containers: []protocol.ContainerUsage{{UID: "uid-greedy", Container: "main", Used: 1 << 30, Requested: 2 << 30}}}, nil)
 	if text, _ := p.overuse.Annotation("uid-greedy"); !changed || strings.Contains(text, `"0":`) {

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	lru "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
@@ -87,11 +85,11 @@ type Plugin struct {
 
 // New returns a plugin. It has no effect until Run.
 func New(o Options) (*Plugin, error) {
-	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
+	if o.Client.Pods == nil || o.Client.Nodes == nil || o.Client.Slices == nil || o.Events == nil || o.NodeName == "" || o.Directory == "" {
 		return nil, errors.New("a device plugin needs a client, an event recorder, a node name and a directory")
 	}
 	p := &Plugin{options: o, cards: newCardState(), service: &service{
-		logger: klog.Background(), interval: time.Second, callGap: time.Second, callDelay: 100 * time.Millisecond, stop: make(chan struct{}),
+		logger: klog.Background(), interval: time.Second, callGap: time.Second, stop: make(chan struct{}),
 	}}
 	p.cards.bootID, p.cards.simulated = o.BootID, o.Simulated
 	p.metrics = newMetrics(p.service.Listening)
@@ -124,10 +122,10 @@ func New(o Options) (*Plugin, error) {
 func (p *Plugin) addAnnotator(record *allocation.Record, queue annotationQueue) error {
 	o := &p.options
 	p.limits = &limitWatch{
-		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, onChange: queue.Add,
+		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, annotate: queue.Add,
 	}
 	p.overuse = &overuseWatch{
-		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, changed: queue.Add, tracker: usage.NewOveruse(o.Overuse),
+		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, annotate: queue.Add, tracker: usage.NewOveruse(o.Overuse),
 	}
 	p.annotator = &annotator{
 		client: o.Client, pods: p.pods, record: record, events: o.Events, metrics: p.metrics, cards: p.cards, limits: p.limits, overuse: p.overuse, queue: queue,
@@ -139,7 +137,7 @@ func (p *Plugin) addAnnotator(record *allocation.Record, queue annotationQueue) 
 func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) {
 	o := &p.options
 	p.checkpoint = &checkpoint{
-		dir: o.Directory, record: record, pods: p.pods, changed: queue.Add, backends: p.isolator.backends, stale: background.NewSignal(),
+		dir: o.Directory, record: record, pods: p.pods, annotate: queue.Add, backends: p.isolator.backends,
 	}
 	p.allocator = &allocator{
 		snapshots: &snapshots{
@@ -150,7 +148,7 @@ func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) 
 			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
 		},
-		mutex: make(chan struct{}, 1), preferences: lru.NewLRUExpireCache(100),
+		mutex: make(chan struct{}, 1), askTimeout: askTimeout,
 	}
 }
 
@@ -178,18 +176,16 @@ func (p *Plugin) addMeter(record *allocation.Record) {
 
 // addRegistrar adds the registrar, and connects the service that it registers to the other parts.
 func (p *Plugin) addRegistrar() {
-	p.service.allocator, p.service.cards, p.service.metrics, p.service.kubelet = p.allocator, p.cards, p.metrics, p.resources
-	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, kubelet: p.resources, interval: recheckInterval}
-	p.service.onTaken = func(cards []gpu.Card) {
-		p.cards.SetTaken(cards)
+	p.service.allocator, p.service.cards, p.service.metrics = p.allocator, p.cards, p.metrics
+	p.service.readmission = &readmission{devices: p.checkpoint.Devices, pods: p.pods, time: readmissionTime}
+	p.service.onSent = func(cards []gpu.Card) {
+		p.cards.SetSent(cards)
 		p.node.wake.Raise()
 	}
 	p.registrar = &registrar{
 		dir: p.options.Directory, service: p.service, cards: p.cards, beforeRegister: p.allocator.KubeletStarted,
-		notOffered: p.reporter.NotOffered, podResources: p.options.PodResourcesSocket, cannotAsk: p.reporter.CannotAsk,
-		wake: background.NewSignal(), cleanup: cleanup, absence: absence,
+		warn: p.reporter.Warn, podResources: p.options.PodResourcesSocket, cleanup: cleanup, absence: absence,
 	}
-	p.service.onStreams = p.registrar.wake.Raise
 }
 
 // addIsolator adds the isolator, which enforces shares.
@@ -248,7 +244,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 	measured, err := listenLoopback(ctx, p.options.UsageAddress)
 	if err != nil {
-		return errors.Join(err, closeListener(listener))
+		return err
 	}
 	// The informers end after the kubelet's last calls are served (see finish), during which pods still come and go.
 	watching, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -258,11 +254,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// up to half a minute, even if its context has ended (k8s.io/client-go tools/cache/reflector.go, watchList).
 	go p.pods.informer.RunWithContext(watching)
 	go p.node.informer.RunWithContext(watching)
-	go p.node.slices.Run(watching)
+	go p.node.slices.RunWithContext(watching)
 	group.Go(func() error { return serve(ctx, listener, p.handler(), "health and metrics") })
 	group.Go(func() error { return serve(ctx, measured, p.usageHandler(), "measured use") })
 	group.Go(func() error { return p.reporter.Run(ctx) })
-	group.Go(func() error { return p.countCards(ctx) })
 	group.Go(func() error { return p.work(ctx) })
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("device plugin of node %s: %w", p.options.NodeName, err)
@@ -272,7 +267,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // work runs what needs the API server's first answer. Before that answer the card of no pod is known.
 func (p *Plugin) work(ctx context.Context) error {
-	if !p.waitForAPI(ctx) {
+	if !cache.WaitForCacheSync(ctx.Done(), p.pods.informer.HasSynced, p.node.informer.HasSynced) {
 		return nil
 	}
 	p.checkpoint.Sync(ctx)
@@ -286,7 +281,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.keepLimits(ctx) })
 	group.Go(func() error { return p.shareCards(ctx) })
-	group.Go(func() error { return p.follow(ctx) })
+	group.Go(func() error { return p.checkMounts(ctx) })
 	group.Go(func() error {
 		defer end()
 		// The inventory must be on the Node before the kubelet reports memory: the extender schedules by the inventory.
@@ -303,16 +298,10 @@ func (p *Plugin) work(ctx context.Context) error {
 // keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now, until
 // ctx ends. Other programs can remove the specification of limits.
 func (p *Plugin) keepLimits(ctx context.Context) error {
-	reported := ""
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		problem := ""
 		if err := p.allocator.KeepLimits(ctx); err != nil && ctx.Err() == nil {
-			problem = err.Error()
+			klog.FromContext(ctx).Error(err, "Could not keep the CDI specification of limits up to date, trying again")
 		}
-		if problem != "" && problem != reported {
-			klog.FromContext(ctx).Error(nil, "Could not keep the CDI specification of limits up to date, trying again", "reason", problem)
-		}
-		reported = problem
 	}, recheckInterval)
 	return nil
 }
@@ -332,57 +321,5 @@ func (p *Plugin) shareCards(ctx context.Context) error {
 		case <-changed:
 		case <-time.After(nodeRecheck):
 		}
-	}
-}
-
-// countCards keeps the metrics of the cards and the mode up to date until ctx ends.
-func (p *Plugin) countCards(ctx context.Context) error {
-	for {
-		cards, changed, _ := p.cards.Get()
-		p.metrics.setCards(cards)
-		p.metrics.setIsolation(p.cards.Mode())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
-	}
-}
-
-// follow watches the kubelet's directory. It returns an error once a mounted directory is deleted, because the plugin can
-// then never reach the kubelet again.
-func (p *Plugin) follow(ctx context.Context) error {
-	directories := []string{filepath.Clean(p.options.Directory)}
-	if p.options.PodResourcesSocket != "" {
-		directories = append(directories, filepath.Dir(p.options.PodResourcesSocket))
-	}
-	return watchDirectory(ctx, directories[0], func(name string) error {
-		if name == checkpointFile || name == "" {
-			p.checkpoint.stale.Raise()
-		}
-		if name != checkpointFile {
-			p.registrar.wake.Raise()
-		}
-		for _, dir := range directories {
-			if name == "" && deleted(dir) {
-				return fmt.Errorf("%w: %s", errMountDeleted, dir)
-			}
-		}
-		return nil
-	})
-}
-
-// waitForAPI waits until the informers of the pods and the node are synced, and reports whether they are. It logs a
-// message every ten seconds while it waits.
-func (p *Plugin) waitForAPI(ctx context.Context) bool {
-	for {
-		bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
-		synced := cache.WaitFor(bounded, "", p.pods.informer.HasSyncedChecker(), p.node.informer.HasSyncedChecker())
-		cancel()
-		if synced || ctx.Err() != nil {
-			return synced
-		}
-		// The informers don't expose why they aren't synced. A list shows the reason.
-		klog.FromContext(ctx).Info("Waiting for this node and its pods from the API server", "node", p.options.NodeName, "err", p.pods.Ping(ctx))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -13,10 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -28,38 +26,16 @@ import (
 const (
 	askPerSecond = 95
 	askBurst     = 9
-	askTries     = 3
 	// askTimeout bounds all requests for one allocation: allocation.MaxQuestions requests take half of it.
 	askTimeout = time.Second
-	// answerTimeout bounds one request, which takes a few milliseconds.
-	answerTimeout = askTimeout / 2
-	// The kubelet waits while the plugin asks, so a service that gives no useful answer is not asked again for some time:
-	// shortest if it can't be reached, longer if it doesn't answer, and longest if it has known no pod in uselessAfter
-	// requests.
-	pauseUnreachable = time.Second
-	pauseSilent      = 5 * time.Second
-	pauseUseless     = 10 * time.Minute
-	uselessAfter     = 2 * allocation.MaxQuestions
-	// A kubelet takes a list of devices within milliseconds, unless the machine is very busy.
-	takeInterval = 100 * time.Millisecond
-	takeTimeout  = 5 * time.Second
-	// maxAllocatable is the size limit, in bytes, of the kubelet's list of all devices. It repeats the name of the resource for each
-	// device, so it is larger than the list that the plugin has sent, and it has the devices of other plugins too.
-	maxAllocatable = 4 * maxMessage
 )
 
 // podResources asks the kubelet's PodResources service about single pods. It never calls List, which changes the
-// kubelet's bookkeeping. A nil podResources answers unknown. The allocator's mutex guards its fields, except client and limiter, which any
-// goroutine may use.
+// kubelet's bookkeeping. A nil podResources answers unknown. Any goroutine may use it.
 type podResources struct {
 	connection *grpc.ClientConn
 	client     podresourcesv1.PodResourcesListerClient
 	limiter    *rate.Limiter
-	// answered is true once the service has known a pod. unknown counts the requests before that.
-	answered bool
-	unknown  int
-	// pausedUntil is the time until which the service is not asked.
-	pausedUntil time.Time
 }
 
 // newPodResources returns a client of the socket, and nil if there is no socket. The client connects lazily, because the
@@ -89,114 +65,46 @@ func (p *podResources) Close() {
 	}
 }
 
-// Renew makes the client ask again at once: a kubelet that has just started can be another version.
+// Renew makes the client connect again at once: the kubelet has just started.
 func (p *podResources) Renew() {
-	if p == nil {
-		return
+	if p != nil {
+		p.connection.ResetConnectBackoff()
 	}
-	p.pausedUntil, p.unknown, p.answered = time.Time{}, 0, false
-	p.connection.ResetConnectBackoff()
 }
-
-// Answers reports whether this kubelet has known a pod so far. Before Kubernetes 1.34 the kubelet has the call switched off,
-// and answers with the same code as for a pod that it doesn't know.
-func (p *podResources) Answers() bool { return p != nil && p.answered }
 
 // State asks the kubelet for the state of a candidate. If the kubelet can't answer, above all because of its rate
 // limit, the result is unknown and never absent.
 func (p *podResources) State(ctx context.Context, c allocation.Candidate) allocation.KubeletState {
-	if p == nil || time.Now().Before(p.pausedUntil) {
+	if p == nil {
 		return allocation.StateUnknown
 	}
-	for range askTries {
-		if err := p.limiter.Wait(ctx); err != nil {
-			klog.FromContext(ctx).V(2).Info("No time left to ask the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "err", err)
-			return allocation.StateUnknown
-		}
-		asked, cancel := context.WithTimeout(ctx, answerTimeout)
-		response, err := p.client.Get(asked, &podresourcesv1.GetPodResourcesRequest{
-			PodName: c.Pod.Name, PodNamespace: c.Pod.Namespace,
-		})
-		cancel()
-		switch status.Code(err) {
-		case codes.OK:
-			p.answered = true
+	for {
+		response, err := p.get(ctx, c.Pod)
+		switch {
+		case err == nil:
 			return stateOf(c, response.GetPodResources())
-		case codes.Unknown, codes.NotFound:
-			// Kubelets up to 1.37 have no better code than the first for a pod that they can't find.
-			p.unknown++
-			if !p.answered && p.unknown >= uselessAfter {
-				p.pausedUntil = time.Now().Add(pauseUseless)
-			}
+		case isUnknownPod(err):
 			return allocation.StateAbsent
-		case codes.ResourceExhausted:
-			continue // Other clients use the same limit.
-		case codes.DeadlineExceeded:
-			if ctx.Err() == nil {
-				p.pausedUntil = time.Now().Add(pauseSilent)
-				klog.FromContext(ctx).Info("No answer from the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "timeout", answerTimeout)
-			}
-			return allocation.StateUnknown
+		case status.Code(err) == codes.ResourceExhausted: // Other clients use the same limit.
 		default:
-			p.pausedUntil = time.Now().Add(pauseUnreachable)
 			klog.FromContext(ctx).V(2).Info("Could not ask the kubelet about a pod", "pod", klog.KRef(c.Pod.Namespace, c.Pod.Name), "err", err)
 			return allocation.StateUnknown
 		}
 	}
-	return allocation.StateUnknown
 }
 
-// Knows reports whether the kubelet answers that it knows the pod. Any goroutine may call it.
-func (p *podResources) Knows(ctx context.Context, pod *allocation.Pod) bool {
-	if p == nil {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
+// get asks about a pod, within the limit of requests.
+func (p *podResources) get(ctx context.Context, pod *allocation.Pod) (*podresourcesv1.GetPodResourcesResponse, error) {
 	if err := p.limiter.Wait(ctx); err != nil {
-		return false
+		return nil, err
 	}
-	_, err := p.client.Get(ctx, &podresourcesv1.GetPodResourcesRequest{PodName: pod.Name, PodNamespace: pod.Namespace})
-	return err == nil
+	return p.client.Get(ctx, &podresourcesv1.GetPodResourcesRequest{PodName: pod.Name, PodNamespace: pod.Namespace})
 }
 
-// AwaitDevices waits until the kubelet has the healthy devices that the plugin has sent it, and no others. It returns at once if the
-// kubelet can't answer, and after takeTimeout in any case. It returns false if the kubelet may not have them: ctx has ended, or changed
-// was closed because another list must be sent. Any goroutine may call it.
-func (p *podResources) AwaitDevices(ctx context.Context, sent []*pluginapi.Device, changed <-chan struct{}) bool {
-	if p == nil {
-		return true
-	}
-	want := sets.New[string]()
-	for _, device := range sent {
-		if device.Health == pluginapi.Healthy {
-			want.Insert(device.ID)
-		}
-	}
-	outdated := false
-	_ = wait.PollUntilContextTimeout(ctx, takeInterval, takeTimeout, true, func(ctx context.Context) (bool, error) {
-		select {
-		case <-changed:
-			outdated = true
-			return true, nil
-		default:
-		}
-		if err := p.limiter.Wait(ctx); err != nil {
-			return false, err
-		}
-		response, err := p.client.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{}, grpc.MaxCallRecvMsgSize(maxAllocatable))
-		if status.Code(err) == codes.ResourceExhausted {
-			return false, nil // Other clients use the same limit.
-		}
-		has := sets.New[string]()
-		for _, devices := range response.GetDevices() {
-			if corev1.ResourceName(devices.ResourceName) == protocol.ResourceMemory {
-				has.Insert(devices.DeviceIds...)
-			}
-		}
-		return has.Equal(want), err
-	})
-	return !outdated && ctx.Err() == nil
+// isUnknownPod reports whether the kubelet answers that it doesn't know the pod. Kubelets up to 1.37 have no code for that, and those before 1.34 answer
+// with the same code that the call is switched off.
+func isUnknownPod(err error) bool {
+	return strings.HasSuffix(status.Convert(err).Message(), "not found")
 }
 
 // stateOf reads the state of a candidate from the kubelet's answer about an admitted pod.

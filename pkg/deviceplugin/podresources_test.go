@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -98,7 +99,7 @@ func TestState(t *testing.T) {
 		},
 		"an unknown pod":                  {candidateOf(main(2)), nil, errors.New("pod a not found"), allocation.StateAbsent, 1},
 		"an unknown pod, with its code":   {candidateOf(main(2)), nil, status.Error(codes.NotFound, "pod a not found"), allocation.StateAbsent, 1},
-		"its rate limit":                  {candidateOf(main(2)), nil, status.Error(codes.ResourceExhausted, "limit"), allocation.StateUnknown, askTries},
+		"a call that is switched off":     {candidateOf(main(2)), nil, errors.New("PodResources API Get method disabled"), allocation.StateUnknown, 1},
 		"a call that it doesn't have":     {candidateOf(main(2)), nil, status.Error(codes.Unimplemented, "what?"), allocation.StateUnknown, 1},
 		"a kubelet that can't be reached": {candidateOf(main(2)), nil, status.Error(codes.Unavailable, "gone"), allocation.StateUnknown, 1},
 		"an empty answer":                 {candidateOf(main(2)), nil, nil, allocation.StateWaiting, 1},
@@ -112,9 +113,6 @@ func TestState(t *testing.T) {
 			if service.asked != test.asked {
 				t.Errorf("asked %d times, want %d", service.asked, test.asked)
 			}
-			if p.Answers() != (test.err == nil) {
-				t.Errorf("Answers is %v", p.Answers())
-			}
 		})
 	}
 }
@@ -124,7 +122,7 @@ func TestStateWithoutService(t *testing.T) {
 	if err != nil || p != nil {
 		t.Fatalf("got %v, %v", p, err)
 	}
-	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown || p.Answers() {
+	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown {
 		t.Errorf("got %d", got)
 	}
 	p.Renew()
@@ -139,28 +137,24 @@ func TestStateWithoutService(t *testing.T) {
 	}
 }
 
-// A kubelet that has the call switched off answers as if it knew no pod. The plugin stops asking it after some time.
-func TestStateUseless(t *testing.T) {
-	service := &answering{answer: func(string) (*podresourcesv1.PodResources, error) { return nil, errors.New("disabled") }}
-	p := serveAnswers(t, service)
-	for range uselessAfter {
-		if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
-			t.Fatalf("got %d", got)
+// TestStateLimit: a kubelet that is asked too often is asked again.
+func TestStateLimit(t *testing.T) {
+	service := &answering{}
+	service.answer = func(string) (*podresourcesv1.PodResources, error) {
+		if service.asked < 4 {
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
+		return nil, errors.New("pod a in namespace default not found")
 	}
-	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateUnknown || service.asked != uselessAfter {
-		t.Errorf("got state %d after %d questions", got, service.asked)
+	if got := serveAnswers(t, service).State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
+		t.Errorf("got %d", got)
 	}
-	p.Renew()
-	if got := p.State(t.Context(), candidateOf(main(2))); got != allocation.StateAbsent {
-		t.Errorf("a new kubelet isn't asked: state %d", got)
+	service.answer = func(string) (*podresourcesv1.PodResources, error) {
+		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
-	// The next kubelet can be one without the call.
-	service.answer = func(string) (*podresourcesv1.PodResources, error) { return nil, nil }
-	if p.State(t.Context(), candidateOf(main(2))); !p.Answers() {
-		t.Error("the kubelet knows a pod")
-	}
-	if p.Renew(); p.Answers() {
-		t.Error("a new kubelet has not known a pod yet")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if got := serveAnswers(t, service).State(ctx, candidateOf(main(2))); got != allocation.StateUnknown {
+		t.Errorf("got %d when the time is over", got)
 	}
 }

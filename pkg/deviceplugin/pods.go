@@ -2,7 +2,6 @@ package deviceplugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -45,8 +44,6 @@ func transformPod(object any) (any, error) {
 	}
 	info := &podInfo{pod: readPod(pod)}
 	info.Name, info.Namespace, info.UID, info.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
-	// The kubelet may have reported on a resize since.
-	info.pod.Resized, info.pod.ResizePending = false, false
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if waiting := status.State.Waiting; waiting != nil && info.pod.Request > 0 && strings.Contains(waiting.Message, unresolvable) {
 			info.unresolved = "container " + status.Name + ": " + waiting.Message
@@ -65,12 +62,6 @@ func transformPod(object any) (any, error) {
 func readPod(object *corev1.Pod) allocation.Pod {
 	pod := allocation.Pod{
 		Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Terminal: protocol.Terminal(object), Mirror: protocol.IsMirror(object),
-		// ObservedGeneration is zero if the kubelet doesn't report it.
-		Resized: object.Status.ObservedGeneration > 0 && object.Generation > object.Status.ObservedGeneration,
-		// The condition is set in k8s.io/kubernetes pkg/kubelet/allocation/allocation_manager.go, handlePodResourcesResize.
-		ResizePending: slices.ContainsFunc(object.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodResizePending && c.Status == corev1.ConditionTrue
-		}),
 	}
 	if pod.Leaving {
 		pod.LeavesBy = protocol.LeavesBy(object.DeletionTimestamp.Time, ptr.Deref(object.DeletionGracePeriodSeconds, 0))
@@ -138,22 +129,14 @@ type podSource struct {
 	client   Client
 	node     string
 	informer cache.SharedIndexInformer
-	// silentUntil is the time until which the API server counts as unreachable. The allocator's mutex guards it.
-	silentUntil time.Time
 }
 
 const (
 	uidIndex = "uid"
-	// searchTimeout bounds a live list, and the search for a pod. The kubelet waits meanwhile.
-	searchTimeout = 2 * time.Second
-	// searchPause is the interval at which the informer is checked for an awaited pod.
-	searchPause = 10 * time.Millisecond
+	// readTimeout bounds the live lists for one allocation, for which the kubelet waits.
+	readTimeout = 2 * time.Second
 	// listRetry is the pause after a list that failed at once, for example on a broken connection.
 	listRetry = 200 * time.Millisecond
-	// watchTimeout is how long Search waits for a pod if it makes no list.
-	watchTimeout = 500 * time.Millisecond
-	// silence is how long an API server that didn't answer isn't asked again, or every container of a pod would wait.
-	silence = 2 * time.Second
 )
 
 func newPodSource(client Client, node string) (*podSource, error) {
@@ -174,82 +157,32 @@ func newPodSource(client Client, node string) (*podSource, error) {
 func onNode(node string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", node) }
 
 // Cached returns the informer's pods that ask for GPU memory. What their fields point to is shared and must not be changed.
-func (s *podSource) Cached() []allocation.Pod {
-	return s.where(func(pod *allocation.Pod) bool { return pod.Request > 0 })
-}
-
-// Others returns the informer's pods that have run and ask for no GPU memory, as Cached does.
-func (s *podSource) Others() []allocation.Pod {
-	return s.where(func(pod *allocation.Pod) bool { return pod.Request == 0 && pod.Ran })
-}
-
-func (s *podSource) where(matches func(*allocation.Pod) bool) []allocation.Pod {
-	objects := s.informer.GetStore().List()
-	pods := make([]allocation.Pod, 0, len(objects))
-	for _, object := range objects {
-		if info, ok := object.(*podInfo); ok && matches(&info.pod) {
+func (s *podSource) Cached() (pods []allocation.Pod) {
+	for _, object := range s.informer.GetStore().List() {
+		if info, ok := object.(*podInfo); ok && info.pod.Request > 0 {
 			pods = append(pods, info.pod)
 		}
 	}
 	return pods
 }
 
-var errSilent = errors.New("it didn't answer a moment ago")
-
-// Search returns the pods as the API server lists them. It returns found without pods as soon as enough accepts what the informer has: a busy
-// API server takes longer for a list than for a watch event of a single pod. If the list fails, the informer may still receive the pod. Search
-// waits for it as long as a list may take, or watchTimeout if the API server has just failed to answer. It then returns the informer's pods
-// together with the error.
-func (s *podSource) Search(ctx context.Context, enough func() bool) (pods []allocation.Pod, found bool, err error) {
-	silent, timeout := s.isSilent(), searchTimeout
-	if silent {
-		timeout = watchTimeout
-	}
-	bounded, cancel := context.WithTimeout(ctx, timeout)
+// Read returns the pods as the API server lists them. A list that fails is repeated for readTimeout. Then Read returns the informer's pods together
+// with the error.
+func (s *podSource) Read(ctx context.Context) ([]allocation.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	type list struct {
-		pods []allocation.Pod
-		err  error
-	}
-	listed := make(chan list, 1)
-	ask := func() {
-		pods, err := s.list(bounded)
-		listed <- list{pods, err}
-	}
-	failed := fmt.Errorf("listing the pods of node %s: %w", s.node, errSilent)
-	if !silent {
-		failed = nil
-		go ask()
-	}
-	ticker := time.NewTicker(searchPause)
-	defer ticker.Stop()
-	var again <-chan time.Time
 	for {
+		pods, err := s.list(ctx)
+		if err == nil {
+			return pods, nil
+		}
 		select {
-		case l := <-listed:
-			if l.err == nil {
-				return l.pods, false, nil
-			}
-			failed, again = l.err, time.After(listRetry)
-		case <-again:
-			go ask()
-		case <-ticker.C:
-			if enough() {
-				return nil, true, nil
-			}
-		case <-bounded.Done():
-			if ctx.Err() == nil && !silent {
-				s.silentUntil = time.Now().Add(silence)
-			}
-			if failed == nil {
-				failed = fmt.Errorf("listing the pods of node %s: %w", s.node, bounded.Err())
-			}
-			return s.Cached(), false, failed
+		case <-ctx.Done():
+			return s.Cached(), err
+		case <-time.After(listRetry):
 		}
 	}
 }
-
-func (s *podSource) isSilent() bool { return time.Now().Before(s.silentUntil) }
 
 func (s *podSource) list(ctx context.Context) ([]allocation.Pod, error) {
 	objects, err := s.client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: onNode(s.node).String()})
@@ -263,14 +196,6 @@ func (s *podSource) list(ctx context.Context) ([]allocation.Pod, error) {
 		}
 	}
 	return pods, nil
-}
-
-// Ping reads the pods from the API server within a bounded time. It returns why they can't be read.
-func (s *podSource) Ping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
-	defer cancel()
-	_, err := s.list(ctx)
-	return err
 }
 
 // ByUID returns the pod with this UID if the informer knows it and it asks for GPU memory.

@@ -1,17 +1,12 @@
 package deviceplugin
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -41,7 +36,7 @@ func TestReadmission(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
-			b.servePodResources()
+			b.readmission = 5 * time.Second
 			k, p := b.up(16, 16)
 			pod := newPod("a", initStep(4), main(2), assumed(0, 1))
 			ended := newPod("ended", main(2), assumed(0, 2))
@@ -54,7 +49,6 @@ func TestReadmission(t *testing.T) {
 
 			k.stop()
 			k = startKubelet(t, b.dir, k.entries...)
-			k.podResources(b.socket)
 			owners, err := p.checkpoint.Devices()
 			check.Must(t, err)
 			await.True(t, "the devices of the pod, and no others of its card, to be healthy", func() bool {
@@ -73,30 +67,22 @@ func TestReadmission(t *testing.T) {
 			if env, err := k.admit(next); err == nil && cardOf(env["main"]) == "0" {
 				t.Errorf("a new pod got %v", env)
 			}
-			k.mu.Lock()
-			k.admitted["default/a"] = pod
-			k.mu.Unlock()
 			k.awaitDevices(test.healthy, test.all)
 		})
 	}
 }
 
-// Devices are kept until the kubelet knows their pods, or for ten minutes in which the API server answers. Those of Alibaba's plugin are not:
-// their extender would take the node's capacity for that of its cards.
-func TestKeptDevices(t *testing.T) {
+// Devices of Alibaba's plugin are not kept: its extender would take the node's capacity for that of its cards. Nor are those of pods that are gone.
+func TestKeep(t *testing.T) {
 	b := newFixture(t)
-	var away atomic.Bool
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return away.Load(), nil, errors.New("the API server is away")
-	})
 	_, p := b.up(16)
 	b.create(p, newPod("a", main(1), assumed(0, 1)))
 	owners := map[string]gpu.PodUID{"00": "uid-a", "01": "uid-gone", "0Z": "uid-a", "GPU-1-_-0": "uid-a"}
 	r := &readmission{devices: func() (map[string]gpu.PodUID, error) { return maps.Clone(owners), nil }, pods: p.pods}
-	list := func(k *keptDevices) (healthy []string) {
+	keep := func() (healthy []string) {
 		cards := newCards(2)
 		cards[0].Unhealthy = "Xid 79"
-		for _, device := range k.In(t.Context(), devices(cards)) {
+		for _, device := range r.Keep(t.Context(), devices(cards)) {
 			if device.Health == pluginapi.Healthy {
 				healthy = append(healthy, device.ID)
 			}
@@ -104,20 +90,7 @@ func TestKeptDevices(t *testing.T) {
 		slices.Sort(healthy)
 		return healthy
 	}
-	k := r.Begin()
-	if diff := cmp.Diff([]string{"00", "0Z"}, list(k)); diff != "" || !k.Any() || k.End(t.Context()) {
-		t.Errorf("of a kubelet that can't be asked (-want +got)\n%s", diff)
-	}
-	away.Store(true)
-	k.until = time.Now()
-	if ended := k.End(t.Context()); ended || list(k) == nil {
-		t.Error("devices are not kept although the API server, from which the kubelet has its pods, has been away")
-	}
-	away.Store(false)
-	k.until = time.Now()
-	if got := list(k); got != nil || k.Any() || !k.End(t.Context()) {
-		t.Errorf("after ten minutes with the API server %v are healthy", got)
-	}
+	check.Equal(t, "healthy devices", []string{"00", "0Z"}, keep())
 	owners["0"+strings.Repeat("Z", maxMessage)] = "uid-a"
-	check.Equal(t, "in a message that would be too large", []string{"00"}, list(r.Begin()))
+	check.Equal(t, "in a message that would be too large", []string{"00"}, keep())
 }

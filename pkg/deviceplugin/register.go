@@ -8,29 +8,20 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/file"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 const (
-	// socketPattern matches the plugin's sockets, in the kubelet's directory. Each registration has its own: a kubelet 1.37
-	// refuses a socket that it takes for connected, and if one is registered while its old stream is ending, it takes it for
-	// connected until the kubelet restarts (k8s.io/kubernetes v1.37 pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go,
-	// connectClient and runClient).
-	socketPattern     = "gpushare*.sock"
 	kubeletSocketName = "kubelet.sock"
 	// cleanup is the pause after a stream to the kubelet has ended. The kubelet cleans up after the old stream, and cuts a
 	// new stream that starts meanwhile.
@@ -39,6 +30,9 @@ const (
 	registerTimeout = 15 * time.Second
 	// listenGrace is how long a kubelet may have no ListAndWatch stream after the registration.
 	listenGrace = 10 * time.Second
+	// socketPoll is the interval at which the kubelet's socket is checked: a kubelet that starts fails the pods that it admits before the plugin has
+	// registered.
+	socketPoll = 100 * time.Millisecond
 	// absence is how long the kubelet may be away before the node gets an Event: a restart takes seconds.
 	absence = time.Minute
 	// maxRequest is the size limit of requests, in bytes: a request can name every device of a node.
@@ -52,13 +46,10 @@ type registrar struct {
 	cards   *cardState
 	// beforeRegister is called before each registration with a kubelet.
 	beforeRegister func(context.Context)
-	// notOffered is called with the reason why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
-	notOffered func(reason error)
-	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked. cannotAsk is called once, with the
-	// reason, if the kubelet that has the plugin doesn't serve there.
+	// warn sends an Event about the node.
+	warn func(event string, reason error)
+	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked.
 	podResources string
-	cannotAsk    func(reason error)
-	wake         background.Signal
 	// cleanup and absence are the constants of the same names.
 	cleanup, absence time.Duration
 	// tried is the kubelet's socket at the last attempt.
@@ -69,38 +60,30 @@ type registrar struct {
 func (r *registrar) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	backoff := newRegistrationBackoff()
-	reported, refusal := "", ""
-	seen := time.Now() // When the plugin was registered last, or had nothing to register.
+	seen, warned := time.Now(), false // When the plugin was registered last, or had nothing to register; and whether it has warned since.
 	for ctx.Err() == nil {
 		_, changed, problem := r.cards.Get()
 		if problem != nil {
-			if problem.Error() != reported {
-				logger.Error(problem, "Could not offer GPU memory to the kubelet")
-				reported = problem.Error()
-			}
+			logger.Error(problem, "Could not offer GPU memory to the kubelet")
 			select {
 			case <-ctx.Done():
 			case <-changed:
 			}
-			seen = time.Now()
+			seen, warned = time.Now(), false
 			continue
 		}
-		reported = ""
 		registered, err := r.session(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		delay := r.cleanup
 		if registered {
-			backoff, refusal, seen = newRegistrationBackoff(), "", time.Now()
+			backoff, seen, warned = newRegistrationBackoff(), time.Now(), false
 		} else {
-			reason := err
-			if transient(err) {
-				reason = r.absent(seen)
-			}
-			if reason != nil && reason.Error() != refusal {
-				refusal = reason.Error()
-				r.notOffered(reason)
+			if !warned && time.Since(seen) > r.absence {
+				warned = true
+				r.warn(eventNotOffered, fmt.Errorf("no kubelet has taken the plugin in %s for %v: the kubelet is down or refuses the plugin, or "+
+					"--device-plugin-dir is not its directory: %w", r.dir, r.absence, err))
 			}
 			delay = backoff.Step()
 		}
@@ -112,15 +95,6 @@ func (r *registrar) Run(ctx context.Context) error {
 	return nil
 }
 
-// absent returns an error if the kubelet, which was seen last at that time, has been away for too long.
-func (r *registrar) absent(seen time.Time) error {
-	if time.Since(seen) <= r.absence {
-		return nil
-	}
-	return fmt.Errorf("no kubelet has served %s for %v: it is down, or --device-plugin-dir is not its directory",
-		filepath.Join(r.dir, kubeletSocketName), r.absence)
-}
-
 // newRegistrationBackoff returns a backoff with short delays at first: a kubelet serves soon after its socket exists.
 func newRegistrationBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 20 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 15, Cap: 30 * time.Second}
@@ -129,34 +103,20 @@ func newRegistrationBackoff() wait.Backoff {
 // pause waits for delay, but returns at once if there is a kubelet that has not been tried yet, and reports whether there
 // is. A kubelet that has just started has no old stream to clean up, and it admits and fails its pods within a second.
 func (r *registrar) pause(ctx context.Context, delay time.Duration) (fresh bool) {
-	after := time.After(delay)
-	for {
-		if r.fresh() {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-after:
-			return false
-		case <-r.wake:
-		}
-	}
+	return wait.PollUntilContextTimeout(ctx, socketPoll, delay, true, func(context.Context) (bool, error) { return r.fresh(), nil }) == nil
 }
 
 // session serves and registers once. It returns when both must be repeated, with the reason. registered reports whether
 // the registration succeeded.
 //
-// session connects to the kubelet before it creates its own socket. A kubelet that starts clears its directory and
-// listens after that. A socket that was created earlier is gone at the registration: the kubelet then dials it for ten
+// session reaches the kubelet before it creates its own socket, and registers only with this kubelet. A kubelet that starts clears its
+// directory and listens after that. A socket that was created earlier is gone at the registration: the kubelet then dials it for ten
 // seconds and meanwhile fails the pods that ask for a device (k8s.io/kubernetes
 // pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, Start).
 func (r *registrar) session(ctx context.Context) (registered bool, err error) {
-	connection, err := r.connect(ctx)
-	if err != nil {
+	if err := r.reach(ctx); err != nil {
 		return false, err
 	}
-	defer connection.Close()
 	serving, err := r.serve()
 	if err != nil {
 		return false, err
@@ -164,7 +124,10 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	defer serving.stop()
 	// The plugin serves before it registers, because the kubelet dials back during the registration.
 	r.beforeRegister(ctx)
-	if err := register(ctx, connection, serving.socket); err != nil {
+	if r.fresh() {
+		return false, errRestarted
+	}
+	if err := r.register(ctx, serving.socket); err != nil {
 		return false, err
 	}
 	r.service.metrics.registrations.Inc()
@@ -183,20 +146,17 @@ func (r *registrar) fresh() bool {
 	return err == nil && !file.Same(r.tried, now)
 }
 
-// connect returns a connection to the kubelet that has created the socket.
-func (r *registrar) connect(ctx context.Context) (connection net.Conn, err error) {
+// reach returns an error if no kubelet serves the socket.
+func (r *registrar) reach(ctx context.Context) (err error) {
 	socket := filepath.Join(r.dir, kubeletSocketName)
 	if r.tried, err = os.Stat(socket); err != nil {
-		return nil, fmt.Errorf("looking for the kubelet: %w", err)
+		return fmt.Errorf("looking for the kubelet: %w", err)
 	}
-	if connection, err = new(net.Dialer).DialContext(ctx, "unix", socket); err != nil {
-		return nil, fmt.Errorf("connecting to the kubelet: %w", err)
+	connection, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("connecting to the kubelet: %w", err)
 	}
-	if r.fresh() {
-		_ = connection.Close()
-		return nil, errRestarted
-	}
-	return connection, nil
+	return connection.Close()
 }
 
 // serving is a gRPC server on a socket of its own.
@@ -211,11 +171,11 @@ type serving struct {
 	err   error
 }
 
-// serve starts to serve on a new socket. The caller calls stop.
+// serve starts to serve on a new socket. The caller calls stop. Each registration has its own socket: a kubelet 1.37 refuses one that it takes for
+// connected, and if one is registered while its old stream is ending, it takes it for connected until the kubelet restarts (k8s.io/kubernetes v1.37
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go, connectClient and runClient). A socket that a killed plugin has left is removed by the
+// next kubelet that starts.
 func (r *registrar) serve() (*serving, error) {
-	if err := removeSockets(r.dir); err != nil {
-		return nil, err
-	}
 	s := &serving{
 		socket: "gpushare-" + rand.String(5) + ".sock", former: r.service.streams.Load(), ended: make(chan struct{}),
 		// A stream of this server must not count as one of the next.
@@ -241,7 +201,7 @@ func (s *serving) stop() {
 
 // watch returns why the plugin must serve and register again, or nil once ctx has ended and the calls in progress are answered.
 func (r *registrar) watch(ctx context.Context, own *serving) error {
-	ticker := time.NewTicker(recheckInterval)
+	ticker := time.NewTicker(socketPoll)
 	defer ticker.Stop()
 	registered := time.Now()
 	for {
@@ -267,7 +227,6 @@ func (r *registrar) watch(ctx context.Context, own *serving) error {
 		case <-own.ended:
 			return fmt.Errorf("serving: %w", own.err)
 		case <-changed:
-		case <-r.wake:
 		case <-ticker.C:
 		}
 	}
@@ -279,7 +238,7 @@ func (r *registrar) checkPodResources(registered time.Time) {
 		return
 	}
 	if _, err := os.Stat(r.podResources); errors.Is(err, fs.ErrNotExist) {
-		r.cannotAsk(fmt.Errorf("the kubelet has no socket %s, so the plugin can't ask which pod it starts, and can take one for another: "+
+		r.warn(eventCannotAsk, fmt.Errorf("the kubelet has no socket %s, so the plugin can't ask which pod it starts, and can take one for another: "+
 			"--pod-resources-socket must be in pod-resources of the kubelet's --root-dir", r.podResources))
 	}
 	r.podResources = "" // It was checked.
@@ -287,48 +246,9 @@ func (r *registrar) checkPodResources(registered time.Time) {
 
 var errRestarted = errors.New("the kubelet was restarted")
 
-// transient reports whether an attempt to register failed only because the kubelet isn't there at the moment.
-func transient(err error) bool {
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		return true
-	}
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN) ||
-		errors.Is(err, errRestarted)
-}
-
-// removeSockets removes the plugin's sockets that nothing serves, because the process was killed.
-func removeSockets(dir string) error {
-	sockets, _ := filepath.Glob(filepath.Join(dir, socketPattern)) // The pattern is well-formed.
-	for _, socket := range sockets {
-		connection, err := net.Dial("unix", socket)
-		if err == nil {
-			_ = connection.Close()
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			continue
-		}
-		if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing an old socket: %w", err)
-		}
-	}
-	return nil
-}
-
-// register registers the plugin's socket with the kubelet at the other end of the connection. If another kubelet takes its place
-// meanwhile, that one isn't dialed: it has removed the plugin's socket.
-func register(ctx context.Context, kubelet net.Conn, socket string) error {
-	once := make(chan net.Conn, 1)
-	once <- kubelet
-	dial := func(context.Context, string) (net.Conn, error) {
-		select {
-		case c := <-once:
-			return c, nil
-		default:
-			return nil, errRestarted
-		}
-	}
-	connection, err := grpc.NewClient("passthrough:///kubelet", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+// register registers the plugin's socket with the kubelet.
+func (r *registrar) register(ctx context.Context, socket string) error {
+	connection, err := grpc.NewClient("unix:"+filepath.Join(r.dir, kubeletSocketName), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("connecting to the kubelet: %w", err)
 	}

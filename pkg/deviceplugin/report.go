@@ -94,14 +94,9 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// NotOffered reports why the kubelet doesn't offer the cards: it rejects the plugin, or there is no kubelet.
-func (r *reporter) NotOffered(reason error) {
-	r.events.Event(r.node, corev1.EventTypeWarning, eventNotOffered, reason.Error())
-}
-
-// CannotAsk reports why the plugin can't ask the kubelet which pod it starts.
-func (r *reporter) CannotAsk(reason error) {
-	r.events.Event(r.node, corev1.EventTypeWarning, eventCannotAsk, reason.Error())
+// Warn sends an Event about the node.
+func (r *reporter) Warn(event string, reason error) {
+	r.events.Event(r.node, corev1.EventTypeWarning, event, reason.Error())
 }
 
 // condition is the state of a node's cards.

@@ -88,10 +88,11 @@ func TestEventLimit(t *testing.T) {
 
 func TestRegistrationRefused(t *testing.T) {
 	b := newFixture(t)
+	b.absence = time.Millisecond
 	k := startKubelet(t, b.dir)
 	k.refuses = status.Error(codes.InvalidArgument, "no such version")
 	p, _ := b.start(newCards(16))
-	b.awaitEvent("GPUCardNotOffered registering with the kubelet: rpc error: code = InvalidArgument desc = no such version")
+	b.awaitEvent("registering with the kubelet: rpc error: code = InvalidArgument desc = no such version")
 	k.mu.Lock()
 	k.refuses = nil
 	k.mu.Unlock()
@@ -107,7 +108,8 @@ func TestNoKubelet(t *testing.T) {
 	b := newFixture(t)
 	b.absence = time.Millisecond
 	b.start(newCards(16))
-	b.awaitEvent("GPUCardNotOffered no kubelet has served " + b.dir + "/kubelet.sock for 1ms: it is down, or --device-plugin-dir is not its directory")
+	b.awaitEvent("GPUCardNotOffered no kubelet has taken the plugin in " + b.dir + " for 1ms: the kubelet is down or refuses the plugin, or " +
+		"--device-plugin-dir is not its directory: looking for the kubelet: ")
 	startKubelet(t, b.dir).awaitDevices(16, 16)
 	if n := len(b.events.Events); n > 0 {
 		t.Errorf("%d more Events", n)
@@ -121,12 +123,10 @@ func TestNoPodResources(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	p, _ := b.start(newCards(16))
 	k.awaitDevices(16, 16)
-	await.True(t, "an Event", func() bool { p.registrar.wake.Raise(); return len(b.events.Events) > 0 })
 	b.awaitEvent("GPUKubeletNotAsked the kubelet has no socket " + b.socket + ", so the plugin can't ask which pod it starts, and can take one for another: " +
 		"--pod-resources-socket must be in pod-resources of the kubelet's --root-dir")
 	one := newPod("one", main(4), assumed(0, 1))
 	b.create(p, one)
-	p.registrar.wake.Raise()
 	k.mustAdmit(one)
 	b.awaitAssigned("one", 0)
 	for len(b.events.Events) > 0 {
@@ -153,7 +153,7 @@ func TestCheckPodResources(t *testing.T) {
 		"no kubelet is to be asked": {"", []time.Duration{2 * time.Minute}, 0},
 	} {
 		got := 0
-		r := &registrar{absence: time.Minute, podResources: test.socket, cannotAsk: func(error) { got++ }}
+		r := &registrar{absence: time.Minute, podResources: test.socket, warn: func(string, error) { got++ }}
 		for _, ago := range test.ago {
 			r.checkPodResources(time.Now().Add(-ago))
 		}

@@ -23,14 +23,10 @@ type service struct {
 	cards     *cardState
 	metrics   *metrics
 	logger    klog.Logger
-	// kubelet shows which devices the kubelet has.
-	kubelet *podResources
-	// onTaken is called with the cards of each message whose devices the kubelet has, as far as is known: it listed them, it
-	// can't list them or didn't in time, or it wasn't asked because no card had become better.
-	onTaken func([]gpu.Card)
-	// listening is the number of open ListAndWatch streams, streams that of all that have begun. onStreams is called after each change.
+	// onSent is called with the cards of each message that was sent to the kubelet.
+	onSent func([]gpu.Card)
+	// listening is the number of open ListAndWatch streams, streams that of all that have begun.
 	listening, streams atomic.Int64
-	onStreams          func()
 	// readmission shows which devices a kubelet that starts must find healthy.
 	readmission *readmission
 	// interval is the minimum time between two messages of a stream. The kubelet writes its checkpoint at each message,
@@ -40,9 +36,8 @@ type service struct {
 	// stop is closed when ListAndWatch must return.
 	stop chan struct{}
 
-	// callGap is longer than the time between two calls for one pod, and callDelay longer than the time that a call takes from the
-	// kubelet to the plugin, see finish.
-	callGap, callDelay time.Duration
+	// callGap is longer than the time between two calls for one pod, see finish.
+	callGap time.Duration
 	// calls guards underWay, the number of the kubelet's calls in progress, and ended, when a call last ended.
 	calls    sync.Mutex
 	underWay int
@@ -52,7 +47,8 @@ type service struct {
 const (
 	// finishTimeout is how long a plugin that stops waits for the pods that the kubelet is admitting.
 	finishTimeout = 5 * time.Second
-	// drainTimeout is how long it then waits for calls that were sent before the kubelet learned of the stop.
+	finishPoll    = 20 * time.Millisecond
+	// drainTimeout is how long it then waits for the end of calls in progress.
 	drainTimeout = 2 * time.Second
 )
 
@@ -71,33 +67,25 @@ func (s *service) count(ctx context.Context, request any, _ *grpc.UnaryServerInf
 }
 
 // finish stops the server; the caller stops what is left. It is called once. The kubelet fails a pod for good if a call for
-// it is cut off. finish therefore waits until the kubelet admits no pod, makes it send no more calls, serves the calls that
-// were sent before that, and ends ListAndWatch last. The kubelet then closes the connection.
+// it is cut off. finish therefore waits until no call is in progress and none follows the last one: the kubelet admits no pod. Between the calls for a
+// pod the kubelet writes its checkpoint, which can be slow on a busy machine.
 func (s *service) finish(server *grpc.Server) {
 	// The plugin's context has already ended, so these waits have their own timeouts.
-	s.awaitQuiet(finishTimeout)
+	_ = wait.PollUntilContextTimeout(context.Background(), finishPoll, finishTimeout, true, func(context.Context) (bool, error) {
+		s.calls.Lock()
+		defer s.calls.Unlock()
+		return s.underWay == 0 && time.Since(s.ended) > s.callGap, nil
+	})
+	close(s.stop)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		server.GracefulStop()
 	}()
-	s.awaitQuiet(drainTimeout)
-	close(s.stop)
 	select {
 	case <-stopped:
 	case <-time.After(drainTimeout):
 	}
-}
-
-// awaitQuiet returns when no call is in progress and none follows the last one, or after timeout. Between the calls for a
-// pod the kubelet writes its checkpoint, which can be slow on a busy machine.
-func (s *service) awaitQuiet(timeout time.Duration) {
-	from := time.Now()
-	_ = wait.PollUntilContextTimeout(context.Background(), s.callDelay/5, timeout, true, func(context.Context) (bool, error) {
-		s.calls.Lock()
-		defer s.calls.Unlock()
-		return s.underWay == 0 && time.Since(s.ended) > s.callGap && time.Since(from) > s.callDelay, nil
-	})
 }
 
 // Listening reports whether the kubelet has an open ListAndWatch stream.
@@ -117,60 +105,38 @@ func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pl
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.listening.Add(1) // Before streams, which registrar.watch reads first.
 	s.streams.Add(1)
-	s.onStreams()
-	defer s.onStreams()
 	defer s.listening.Add(-1)
-	kept := s.readmission.Begin()
-	for {
+	ctx, readmitted := klog.NewContext(stream.Context(), s.logger), time.After(s.readmission.time)
+	for keeps := true; ; {
 		cards, changed, problem := s.cards.Get()
 		if problem != nil {
 			return status.Error(codes.FailedPrecondition, problem.Error())
 		}
-		message := &pluginapi.ListAndWatchResponse{Devices: kept.In(klog.NewContext(stream.Context(), s.logger), devices(cards))}
+		message := &pluginapi.ListAndWatchResponse{Devices: devices(cards)}
+		if keeps {
+			message.Devices = s.readmission.Keep(ctx, message.Devices)
+		}
 		if err := stream.Send(message); err != nil {
 			return err
 		}
 		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		// If no card became healthy or larger since the last list that was taken, as when only the kubelet restarted, there is
-		// nothing to wait for. A kubelet that starts is busy, so it isn't asked.
-		if !s.cards.AnyUntaken(cards) || s.kubelet.AwaitDevices(stream.Context(), message.Devices, changed) {
-			s.onTaken(cards)
-		}
-		if !s.awaitChange(stream.Context(), kept, changed) || !next(stream.Context(), s.stop, time.After(s.interval)) {
-			return nil
-		}
-	}
-}
-
-// awaitChange waits until another message must be sent, and reports whether it must: the cards have changed, or devices are no longer
-// reported as healthy for the kubelet's start.
-func (s *service) awaitChange(ctx context.Context, kept *keptDevices, changed <-chan struct{}) bool {
-	for kept.Any() {
+		s.onSent(cards)
 		select {
 		case <-ctx.Done():
-			return false
+			return nil
 		case <-s.stop:
-			return false
+			return nil
 		case <-changed:
-			return true
-		case <-time.After(s.readmission.interval):
-			if kept.End(ctx) {
-				return true
-			}
+		case <-readmitted:
+			keeps = false
 		}
-	}
-	return next(ctx, s.stop, changed)
-}
-
-// next waits for a value, and reports whether it came before ctx ended or stop was closed.
-func next[T any](ctx context.Context, stop <-chan struct{}, value <-chan T) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-stop:
-		return false
-	case <-value:
-		return true
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.stop:
+			return nil
+		case <-time.After(s.interval):
+		}
 	}
 }
 

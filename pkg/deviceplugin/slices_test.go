@@ -44,17 +44,16 @@ func TestDRADriver(t *testing.T) {
 	await.True(t, "an inventory without the driver", func() bool { return b.driverOf() == "" })
 }
 
-// TestDRADriverUnknown: what the node had before counts until ResourceSlices can be read, and no longer if they never can.
+// TestDRADriverUnknown: what the node had before counts until ResourceSlices can be read.
 func TestDRADriverUnknown(t *testing.T) {
 	resource := sliceResource.GroupResource()
 	for name, test := range map[string]struct {
 		answer error
 		want   string
 	}{
-		"the API server has no ResourceSlices": {apierrors.NewNotFound(resource, ""), ""},
-		"the plugin may not read them":         {apierrors.NewForbidden(resource, "", nil), ""},
-		"the API server doesn't answer yet":    {apierrors.NewServiceUnavailable("starting"), protocol.DRADriver},
-		"the driver is gone":                   {nil, ""},
+		"the plugin may not read them":      {apierrors.NewForbidden(resource, "", nil), protocol.DRADriver},
+		"the API server doesn't answer yet": {apierrors.NewServiceUnavailable("starting"), protocol.DRADriver},
+		"the driver is gone":                {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)

@@ -26,33 +26,11 @@ func (b *fixture) awaitReason(reasons ...string) {
 // TestInventoryFollowsKubelet: the extender sees no card as healthy before the kubelet has its devices. A pod that is bound earlier fails
 // for good.
 func TestInventoryFollowsKubelet(t *testing.T) {
-	for name, test := range map[string]struct {
-		podResources bool
-		// late is called before the plugin starts, and returns what lets the kubelet take the devices.
-		late func(b *fixture) (take func())
-	}{
-		"the kubelet isn't there": {late: func(b *fixture) func() {
-			return func() { startKubelet(b.t, b.dir) }
-		}},
-		"the kubelet has not read the message yet": {podResources: true, late: func(b *fixture) func() {
-			k := startKubelet(b.t, b.dir)
-			k.podResources(b.socket)
-			k.reading.Lock()
-			return k.reading.Unlock
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newFixture(t)
-			if test.podResources {
-				b.servePodResources()
-			}
-			take := test.late(b)
-			b.start(newCards(16, 24))
-			b.awaitReason(reasonNotTaken, reasonNotTaken)
-			take()
-			b.awaitHealthy(2)
-		})
-	}
+	b := newFixture(t)
+	b.start(newCards(16, 24))
+	b.awaitReason(reasonNotSent, reasonNotSent)
+	startKubelet(t, b.dir)
+	b.awaitHealthy(2)
 }
 
 // TestInventoryOutlivesRestart: the cards of a plugin that restarts stay healthy in the inventory, so that no reservation of the
@@ -68,7 +46,7 @@ func TestInventoryOutlivesRestart(t *testing.T) {
 	k.stop()
 
 	b.start(newCards(16, 24, 24))
-	b.awaitReason("", reasonNotTaken, reasonNotTaken)
+	b.awaitReason("", reasonNotSent, reasonNotSent)
 	startKubelet(t, b.dir)
 	b.awaitHealthy(3)
 }
@@ -88,5 +66,5 @@ func TestRecoveredCardFollowsKubelet(t *testing.T) {
 	next := newCards(16, 16, 24)
 	next[0].Unhealthy = "Xid 48"
 	p.SetCards(gpu.GiB, next, nil, nil, "")
-	b.awaitReason("Xid 48", reasonNotTaken, reasonNotTaken)
+	b.awaitReason("Xid 48", reasonNotSent, reasonNotSent)
 }

@@ -33,14 +33,6 @@ type Selected struct {
 	Settings Settings
 }
 
-// Directory returns the directory in which the file changes; empty if there is no file.
-func (s Source) Directory() string {
-	if s.Path == "" || s.perNode() {
-		return s.Path
-	}
-	return filepath.Dir(s.Path)
-}
-
 // perNode reports whether the node's label selects the file.
 func (s Source) perNode() bool {
 	info, err := os.Stat(s.Path)

@@ -52,9 +52,4 @@ func TestSourceRead(t *testing.T) {
 			}
 		})
 	}
-	for path, want := range map[string]string{"": "", dir: dir, file: dir} {
-		if got := (Source{Path: path}).Directory(); got != want {
-			t.Errorf("the directory of %q is %q, want %q", path, got, want)
-		}
-	}
 }
