@@ -112,8 +112,8 @@ bench: build kube ## run the benchmarks, with and without the extender (BENCH="-
 	$(GO) run ./test/bench $(BENCH)
 
 .PHONY: bench-packing
-bench-packing: $(if $(CONTROL_PLANE),build kube) ## compare how much of its cards a public trace's cluster allocates with published policies: OPENB=DIR POLICY=least-waste SEEDS=10 WORKLOADS=default,cpu250 AT=100, or NODES=30, or CHURN=1 NODES=300, or CONTROL_PLANE=1 NODES=120
-	@$(GO) run ./test/packing -openb '$(OPENB)' $(if $(POLICY),-policy '$(POLICY)') $(if $(SEEDS),-seeds '$(SEEDS)') $(if $(WORKLOADS),-workloads '$(WORKLOADS)') $(if $(AT),-at '$(AT)') $(if $(CHURN),-churn) $(if $(CONTROL_PLANE),-control-plane) $(if $(NODES),-nodes '$(NODES)')
+bench-packing: ## compare how much of its cards a public trace's cluster allocates with published policies: OPENB=DIR POLICY=least-waste SEEDS=10 WORKLOADS=default,cpu250 AT=100, or NODES=30
+	@$(GO) run ./test/packing -openb '$(OPENB)' $(if $(POLICY),-policy '$(POLICY)') $(if $(SEEDS),-seeds '$(SEEDS)') $(if $(WORKLOADS),-workloads '$(WORKLOADS)') $(if $(AT),-at '$(AT)') $(if $(NODES),-nodes '$(NODES)')
 
 .PHONY: soak
 soak: build kube fake-nvml ## run a simulated week under load and faults and report whether anything grows (three hours; SOAK="-for 90m")

@@ -205,18 +205,6 @@ func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {
 	return &placement.NodeRoom{Cards: cards, Beside: n.beside, All: n.allBeside, Excluded: n.excluded}
 }
 
-// Cost returns what a pod of that shape costs on the node, for which it must have room; false if nothing is expected yet, or the node shares no
-// cards.
-func (l *Ledger) Cost(node string, shape *placement.Shape) (cost float64, ok bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	n := l.nodes[node]
-	if l.outlook == nil || n.shareable() != reasons.Fits {
-		return 0, false
-	}
-	return l.outlook.Cost(n.nodeRoom(n.cards), shape), true
-}
-
 // StrandedNode is a node with free memory that pods of no expected kind can use, because of what the node lacks.
 type StrandedNode struct {
 	Name string

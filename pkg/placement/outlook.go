@@ -39,7 +39,7 @@ const (
 	// weightExponent makes small and frequent kinds weigh less than in proportion. It was found by replays of a public trace (test/packing).
 	weightExponent = 0.6
 	// ample is how many pods of a kind the cluster has room for if more room is worth half of what the first is worth. With a larger one, nodes that
-	// are empty are not kept for kinds with many cards (test/packing, with pods that end).
+	// are empty are not kept for kinds with many cards, as replays of the trace with pods that end showed.
 	ample = 1
 	// emptinessWeight is how much emptiness counts, compared with room, if as many pods end as come.
 	emptinessWeight = 3

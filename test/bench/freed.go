@@ -69,7 +69,7 @@ func (s *bench) timeToBind(ctx context.Context, node, card int) (time.Duration, 
 	}
 	defer changes.Stop()
 	start := time.Now()
-	name := newPod(node*s.cards+card, podSize{cardMemory, 1}).Name
+	name := newPod(node*s.cards+card, cardMemory).Name
 	if err := s.plane.Client.CoreV1().Pods(namespaceFull).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		return 0, err
 	}

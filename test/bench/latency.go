@@ -22,7 +22,7 @@ func measureLatency(ctx context.Context, s *bench, kinds []*kind, o options) err
 		for round := range o.rounds {
 			memory := sizes(pods, o.seed+int64(round))
 			for _, k := range kinds {
-				t, err := s.run(ctx, k, requests(memory, k.several), rate)
+				t, err := s.run(ctx, k, memory, rate)
 				if err != nil {
 					return fmt.Errorf("%s: %w", k.name, err)
 				}

@@ -1,5 +1,5 @@
 // Command bench measures the cost of the extender: kube-scheduler binds the same pods on the same control plane without
-// an extender, with one that does nothing, with ours, and with ours as the chart installs it, alternately. Absolute
+// an extender, with ours, and with ours as the chart installs it, alternately. Absolute
 // figures depend on the machine; the result is the ratio of the medians within one run.
 package main
 
@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // options configure the benchmark.
@@ -21,17 +20,13 @@ type options struct {
 	seed                       int64
 	// kindNames are the names of the kinds.
 	kindNames []string
-	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued", tenants that of the tenants that share the cluster.
+	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued", tenants that of their tenants.
 	waiting, tenants int
 	// freed is the number of cards that are freed one after the other while pods wait for them; 0 means that this isn't measured.
 	freed int
-	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
-	fairness, reclaimAfter time.Duration
 	// rates are the pods created per second for which the time until a pod is bound is compared. If it is empty, pods are created as
 	// fast as possible, and the rates at which they are bound are compared.
 	rates []float64
-	// full are the fill levels at which conflicts are counted. If it is empty, the kinds are compared.
-	full []float64
 }
 
 func main() { os.Exit(run()) }
@@ -43,20 +38,14 @@ func run() int {
 	flag.IntVar(&o.pods, "pods", 3000, "pods in each run, of 512 to 16276 MiB")
 	flag.IntVar(&o.rounds, "rounds", 3, "runs of each kind")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
-	kinds := flag.String("kinds", "none,noop,ours,shipped", "kinds to compare, each with the first; also: several (a fifth of the pods have two or four cards), least, some, some-unscored, all, all-unscored, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0, and one with the chart values of it, such as shipped:--set=scheduler.percentageOfNodesToScore=4")
+	kinds := flag.String("kinds", "none,ours,shipped", "kinds to compare, each with the first; also: stock, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0, and one with the chart values of it, such as shipped:--set=scheduler.percentageOfNodesToScore=4")
 	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated, held and queued")
-	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
+	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait")
 	flag.IntVar(&o.freed, "freed", 0, "fill all cards, free so many of them one after the other, and measure how long each is free until one of the pods that wait is bound; use it with -nodes 100 -kinds queued,gated")
-	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; use it with -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
-	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")
-	full := flag.String("full", "", "count binds that fail because the card was taken, at these fill levels of all cards, such as 0.8,0.9,0.95; use it with -kinds ours")
 	rates := flag.String("rates", "", "create so many pods per second, such as 5,40,100, and compare how long a pod waits until it is bound")
 	flag.Parse()
 	var err error
-	if o.full, err = numbers("full", *full, 1); err == nil {
-		o.rates, err = numbers("rates", *rates, 1000)
-	}
-	if err != nil {
+	if o.rates, err = numbers(*rates); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		return 2
 	}
@@ -70,15 +59,15 @@ func run() int {
 	return 0
 }
 
-// numbers parses a flag with a list of numbers above 0.
-func numbers(name, text string, most float64) (list []float64, err error) {
+// numbers parses the flag -rates.
+func numbers(text string) (list []float64, err error) {
 	if text == "" {
 		return nil, nil
 	}
 	for part := range strings.SplitSeq(text, ",") {
 		number, err := strconv.ParseFloat(part, 64)
-		if err != nil || number <= 0 || number > most {
-			return nil, fmt.Errorf("-%s: must be above 0 and at most %v, got %q", name, most, part)
+		if err != nil || number <= 0 || number > 1000 {
+			return nil, fmt.Errorf("-rates: must be above 0 and at most 1000, got %q", part)
 		}
 		list = append(list, number)
 	}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -45,11 +44,8 @@ type result struct {
 	// gates and expired are the numbers of gates that were opened, and of charges that ended without a bind; only with fair
 	// sharing.
 	gates, expired int
-	// attempts is the number of attempts to evict pods for tenants below their share, and useless the number of pods and groups that got no
-	// room although pods were evicted for them.
-	attempts, useless int
-	// binds is the number of binds, conflicts the number of those that failed because the card was taken.
-	binds, conflicts int
+	// conflicts is the number of binds that failed because the card was taken.
+	conflicts int
 }
 
 // kind is a scheduler configuration to compare.
@@ -62,9 +58,7 @@ type kind struct {
 	// start starts an extender; nil means none.
 	start func(ctx context.Context) (running, error)
 	// edits change the shipped configuration of kube-scheduler.
-	edits []controlplane.ConfigEdit
-	// several is true if a fifth of the pods have two or four cards.
-	several bool
+	edits   []controlplane.ConfigEdit
 	results []result
 }
 
@@ -118,19 +112,12 @@ func (s *bench) allKinds(args []string) []*kind {
 		}
 		return found
 	})
-	ours := func(own ...string) func(context.Context) (running, error) {
-		return s.startOurs(append(own, args...)...)
-	}
 	return []*kind{
 		{name: "none"},
 		// kube-scheduler's own percentageOfNodesToScore. "none" has that of config/, 100.
 		{name: "stock", edits: []controlplane.ConfigEdit{controlplane.NodesToScore(0)}},
-		{name: "noop", start: s.startNoop(everyNode)},
-		{name: "least", start: s.startNoop(roundRobin())},
 		// A single replica with plain HTTP on the host network, as in deploy/manifests.
-		{name: "ours", start: ours()},
-		// The same with pods of several cards, for comparison with "ours".
-		{name: "several", start: ours(), several: true},
+		{name: "ours", start: s.startOurs(args...)},
 		// Two replicas with leader election and mutual TLS, as the chart installs them.
 		{name: "shipped", start: s.startShipped(values, args)},
 		// The same with fair sharing, while other tenants' pods wait.
@@ -139,24 +126,6 @@ func (s *bench) allKinds(args []string) []*kind {
 		{name: "held", start: s.startShipped(values, args), waiting: true, gate: "gpushare.test/never"},
 		// The same pods wait without a gate.
 		{name: "queued", start: s.startShipped(values, args), waiting: true},
-		// Filter returns the 32 best nodes; kube-scheduler's own plugins score them, with or without a prioritize call.
-		{name: "some", start: ours("--filter-best=32")},
-		{name: "some-unscored", start: ours("--filter-best=32"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
-		// Filter returns all fitting nodes, with or without a prioritize call.
-		{name: "all", start: ours("--filter-best=0")},
-		{name: "all-unscored", start: ours("--filter-best=0"), edits: []controlplane.ConfigEdit{prioritizeVerb("")}},
-	}
-}
-
-func prioritizeVerb(verb string) controlplane.ConfigEdit {
-	return func(config map[string]any) error {
-		extenders, _ := config["extenders"].([]any)
-		for _, entry := range extenders {
-			if err := unstructured.SetNestedField(entry.(map[string]any), verb, "prioritizeVerb"); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 }
 
@@ -174,10 +143,6 @@ func measure(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, plane.Stop()) }()
 	var nodes []*corev1.Node
 	for i := range o.nodes {
-		if o.fairness > 0 {
-			nodes = append(nodes, fairnessNode(i, o))
-			continue
-		}
 		node := framework.MakeNode(nodeName(i)).Cards(o.cards, int64(cardMemory))
 		if i < o.fullNodes() {
 			node.Label(labelPool, poolFull)
@@ -189,18 +154,12 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 
 	bench := &bench{plane: plane, dir: dir, options: o}
-	if o.fairness > 0 {
-		return measureFairness(ctx, bench)
-	}
 	kinds, err := bench.kinds(o.kindNames)
 	if err != nil {
 		return err
 	}
 	if o.freed > 0 {
 		return measureFreed(ctx, bench, kinds)
-	}
-	if len(o.full) > 0 {
-		return measureRaces(ctx, bench, kinds, o)
 	}
 	if len(o.rates) > 0 {
 		return measureLatency(ctx, bench, kinds, o)
@@ -209,7 +168,7 @@ func measure(ctx context.Context, o options) (err error) {
 		// All kinds get the same pods in a round; the next round has others.
 		memory := sizes(o.pods, o.seed+int64(round))
 		for _, k := range kinds {
-			t, err := bench.run(ctx, k, requests(memory, k.several), 0)
+			t, err := bench.run(ctx, k, memory, 0)
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -284,22 +243,4 @@ func sizes(n int, seed int64) []gpu.Memory {
 		out[i] = 512 + gpu.Memory(random.Int64N(int64(cardMemory)-512+1))
 	}
 	return out
-}
-
-// podSize is what a pod asks for: memory on each of its cards.
-type podSize struct {
-	memory gpu.Memory
-	cards  int
-}
-
-// requests returns pods with one card each of these sizes. With several, every fifth pod asks for as much of two cards, or of four.
-func requests(memory []gpu.Memory, several bool) []podSize {
-	pods := make([]podSize, len(memory))
-	for i := range memory {
-		pods[i] = podSize{memory[i], 1}
-		if several && i%5 == 0 {
-			pods[i].cards = 2 + 2*(i/5%2)
-		}
-	}
-	return pods
 }

@@ -33,7 +33,7 @@ const creators = 16
 
 // run measures one kind: it starts the extender and the scheduler, creates the pods (rate per second, or as fast as possible if
 // it is 0), waits until they are bound, and deletes everything.
-func (s *bench) run(ctx context.Context, k *kind, pods []podSize, rate float64) (t result, err error) {
+func (s *bench) run(ctx context.Context, k *kind, pods []gpu.Memory, rate float64) (t result, err error) {
 	extender, err := s.begin(ctx, k)
 	if err != nil {
 		return t, err
@@ -111,7 +111,7 @@ func (s *bench) startScheduler(ctx context.Context, extender running, edits []co
 }
 
 // bindAll creates the pods and waits until all are bound. They have the scheduling gate, unless it is empty.
-func (s *bench) bindAll(ctx context.Context, sizes []podSize, gate string, rate float64) (result, error) {
+func (s *bench) bindAll(ctx context.Context, sizes []gpu.Memory, gate string, rate float64) (result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	times := newTimes(len(sizes))
@@ -240,12 +240,8 @@ func (s *bench) clear(ctx context.Context, namespaces ...string) error {
 	})
 }
 
-func newPod(i int, size podSize) *corev1.Pod {
-	pod := framework.MakePod(fmt.Sprintf("pod-%05d", i)).GPUMem(int64(size.memory) * int64(size.cards))
-	if size.cards > 1 {
-		pod.Cards(size.cards)
-	}
-	return pod.Obj()
+func newPod(i int, request gpu.Memory) *corev1.Pod {
+	return framework.MakePod(fmt.Sprintf("pod-%05d", i)).GPUMem(int64(request)).Obj()
 }
 
 // watchBound calls bound for each change of a bound pod of the default namespace, until ctx ends. It returns once it follows the pods.

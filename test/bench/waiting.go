@@ -81,14 +81,14 @@ func (s *bench) createWaiting(ctx context.Context, gate string) error {
 		})
 	}
 	for i := range s.fullNodes() * s.cards {
-		pod := newPod(i, podSize{cardMemory, 1})
+		pod := newPod(i, cardMemory)
 		pod.Spec.NodeName, pod.Annotations = nodeName(i/s.cards), protocol.Assignment{
 			Cards: []protocol.AssignedCard{{Index: i % s.cards, Memory: cardMemory}}, Request: cardMemory, AssumeTime: time.Now(),
 		}.Annotations()
 		create(namespaceFull, pod)
 	}
 	for i, request := range sizes(s.waiting, s.seed) {
-		pod := newPod(i, podSize{request, 1})
+		pod := newPod(i, request)
 		pod.Spec.NodeSelector, pod.Spec.SchedulingGates = map[string]string{labelPool: poolFull}, gates(gate)
 		create(names[i%len(names)], pod)
 	}

@@ -2,9 +2,7 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -35,7 +33,6 @@ type cluster struct {
 	scheduler
 	arrivals *arrivals.Counter
 	view     ledger.View
-	rule     rule
 	// constraints are those of pods, by what they ask for.
 	constraints map[tracePod]unique.Handle[string]
 	// allocated and all are thousandths of cards.
@@ -44,11 +41,11 @@ type cluster struct {
 }
 
 // newCluster returns the cluster without pods, with the nodes in this order.
-func newCluster(nodes []traceNode, order []int, policy placement.Policy, rule rule, ties *rand.Rand) *cluster {
+func newCluster(nodes []traceNode, order []int, policy placement.Policy, ties *rand.Rand) *cluster {
 	eligible := eligibility.NewCluster()
 	c := &cluster{
 		ledger: ledger.NewWithResources(eligible, nil), arrivals: arrivals.NewCounter(), eligible: eligible, scheduler: newScheduler(nodes, order, ties),
-		view: ledger.View{Card: placement.Binpack, Node: policy}, rule: rule,
+		view:        ledger.View{Card: placement.Binpack, Node: policy},
 		constraints: map[tracePod]unique.Handle[string]{}, now: time.Unix(1_800_000_000, 0),
 	}
 	for i := range nodes {
@@ -88,36 +85,19 @@ func (n *traceNode) object() *corev1.Node {
 	return object
 }
 
-// arrive implements world.
-func (c *cluster) arrive(pod *tracePod, number int) (node string, ok bool) {
+// arrive places a new pod, unless it fits nowhere.
+func (c *cluster) arrive(pod *tracePod, number int) {
 	c.now = c.now.Add(time.Second)
 	use := c.use(pod, number)
 	c.eligible.SetPod(&use)
 	if c.arrivals.Add(use.Shape(), sourceOf(&use), c.now) {
 		c.expect()
 	}
-	node, ok = c.choose(pod, &use)
+	node, ok := c.choose(pod, &use)
 	if !ok {
 		c.eligible.DeletePod(use.UID)
-		return "", false
+		return
 	}
-	c.bound(node, pod, use)
-	return node, true
-}
-
-// sourceOf returns the pod's owner, of which it is the only pod.
-func sourceOf(use *eligibility.PodUse) unique.Handle[string] { return unique.Make(string(use.UID)) }
-
-// wait implements world.
-func (c *cluster) wait(pod *tracePod, number int) { c.countWaiting(pod, number, 1) }
-
-func (c *cluster) countWaiting(pod *tracePod, number, change int) {
-	if use := c.use(pod, number); pod.gpu() > 0 {
-		c.arrivals.Wait(use.Shape(), sourceOf(&use), change)
-	}
-}
-
-func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
 	use.Node = node
 	c.eligible.SetPod(&use)
 	c.reportFree(node)
@@ -128,52 +108,16 @@ func (c *cluster) bound(node string, pod *tracePod, use eligibility.PodUse) {
 	}
 }
 
-// placeOn implements world.
-func (c *cluster) placeOn(node string, pod *tracePod, number int) bool {
-	if !c.nodes[node].fits(pod) {
-		return false
-	}
-	use := c.use(pod, number)
-	if pod.gpu() > 0 {
-		if !slices.Contains(c.eligible.Names(use.Constraints), node) {
-			return false
-		}
-		if _, err := c.ledger.Reserve(node, use.Pod, c.view.Card, c.now); err != nil {
-			return false
-		}
-	}
-	c.countWaiting(pod, number, -1)
-	c.bound(node, pod, use)
-	return true
-}
+// sourceOf returns the pod's owner, of which it is the only pod.
+func sourceOf(use *eligibility.PodUse) unique.Handle[string] { return unique.Make(string(use.UID)) }
 
-// end implements world.
-func (c *cluster) end(node string, pod *tracePod, number int) {
-	uid := gpu.PodUID(fmt.Sprint(number))
-	if pod.gpu() > 0 {
-		c.arrivals.End()
-	}
-	c.ledger.Remove(uid)
-	c.eligible.DeletePod(uid)
-	c.reportFree(node)
-	c.give(node, pod)
-	c.allocated -= pod.gpu()
-}
-
-// used implements world.
+// used returns which part of the cards is allocated.
 func (c *cluster) used() float64 { return float64(c.allocated) / float64(c.all) }
-
-// foretell implements world. The extender sees the pods that come.
-func (c *cluster) foretell([]tracePod) {}
 
 // choose returns the pod's node. A pod with GPU memory gets its cards there too.
 func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
-	switch {
-	case pod.gpu() > 0:
-	case c.rule == byPolicy && c.view.Node.ByCost():
-		return c.leastCost(pod, use)
-	default:
-		return c.leastAllocated(pod, c.rule == away)
+	if pod.gpu() == 0 {
+		return c.leastAllocated(pod)
 	}
 	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
 	best := placement.Best{K: 1}
@@ -191,21 +135,6 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 		panic(err) // Rank has just returned that it fits.
 	}
 	return node, true
-}
-
-// leastCost returns the first of the nodes on which a pod without GPU costs the least.
-func (c *cluster) leastCost(pod *tracePod, use *eligibility.PodUse) (node string, ok bool) {
-	shape, least := use.Shape(), math.Inf(1)
-	for _, name := range c.fitting(pod, c.names) {
-		cost, _ := c.ledger.Cost(name, &shape)
-		if cost < least {
-			node, least = name, cost
-		}
-		if least == 0 {
-			break
-		}
-	}
-	return node, node != ""
 }
 
 // use returns the pod as the extender's cache would have it.

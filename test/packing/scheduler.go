@@ -17,14 +17,13 @@ type schedulerNode struct {
 	usedCPU, usedMemory int64
 	// order is the node's place in the order.
 	order int
-	cards bool
 }
 
 func newScheduler(nodes []traceNode, order []int, ties *rand.Rand) scheduler {
 	s := scheduler{names: make([]string, len(nodes)), nodes: map[string]*schedulerNode{}, ties: ties}
 	for i := range nodes {
 		s.names[order[i]] = nodes[i].name
-		s.nodes[nodes[i].name] = &schedulerNode{cpu: nodes[i].cpu, memory: nodes[i].memory, order: order[i], cards: nodes[i].cards > 0}
+		s.nodes[nodes[i].name] = &schedulerNode{cpu: nodes[i].cpu, memory: nodes[i].memory, order: order[i]}
 	}
 	return s
 }
@@ -36,12 +35,6 @@ func (n *schedulerNode) fits(pod *tracePod) bool {
 func (s *scheduler) take(node string, pod *tracePod) {
 	n := s.nodes[node]
 	n.usedCPU, n.usedMemory = n.usedCPU+pod.cpu, n.usedMemory+pod.memory
-}
-
-// give undoes take.
-func (s *scheduler) give(node string, pod *tracePod) {
-	n := s.nodes[node]
-	n.usedCPU, n.usedMemory = n.usedCPU-pod.cpu, n.usedMemory-pod.memory
 }
 
 // fitting returns those of the nodes that have enough CPU and memory for the pod, in the order of the run.
@@ -61,24 +54,15 @@ func (s *scheduler) fitting(pod *tracePod, nodes []string) []string {
 	return fitting
 }
 
-// affinityPoints is what a node that matches a preference has more of kube-scheduler's points, if no pod has an own preference: the weight of its
-// plugin NodeAffinity times 100.
-const affinityPoints = 200
-
-// leastAllocated returns the node that kube-scheduler prefers for a pod without GPU by default, any of the best. If away is true, nodes without
-// cards are preferred.
-func (s *scheduler) leastAllocated(pod *tracePod, away bool) (best string, found bool) {
+// leastAllocated returns the node that kube-scheduler prefers for a pod without GPU by default, any of the best.
+func (s *scheduler) leastAllocated(pod *tracePod) (best string, found bool) {
 	most, equal := int64(-1), 0
 	for _, name := range s.names {
 		n := s.nodes[name]
 		if !n.fits(pod) {
 			continue
 		}
-		score := n.score(pod)
-		if away && !n.cards {
-			score += affinityPoints
-		}
-		switch {
+		switch score := n.score(pod); {
 		case score > most:
 			best, most, equal = name, score, 1
 		case score == most:
