@@ -28,9 +28,8 @@ type options struct {
 	calendar
 	nodes, cards int
 	// rate is the mean number of pods that are created per second.
-	rate   float64
-	seed   uint64
-	report string
+	rate float64
+	seed uint64
 }
 
 // The default rate.
@@ -54,7 +53,6 @@ func run() int {
 	flag.IntVar(&o.cards, "cards", 4, "cards on each node, of 16276 MiB")
 	flag.Float64Var(&o.rate, "rate", 0, "mean number of pods per second; by default there are 103,000 in the week, and 20 per second at most")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the load and of the faults")
-	flag.StringVar(&o.report, "report", "bin/soak.html", "`file` for the report")
 	flag.Parse()
 	o.calendar = newCalendar(length)
 	if o.rate == 0 {
@@ -73,7 +71,7 @@ func run() int {
 	return 0
 }
 
-// soak starts the cluster, runs the week, and writes the report. It keeps the logs of a run that failed.
+// soak starts the cluster, runs the week, and prints the report. It keeps the logs of a run that failed.
 func soak(ctx context.Context, o options) (err error) {
 	dir, err := os.MkdirTemp("", "gpushare-soak-")
 	if err != nil {
@@ -104,13 +102,9 @@ func soak(ctx context.Context, o options) (err error) {
 	}
 	fmt.Printf("A simulated week in %v: %d nodes of %d cards, %.1f pods per second\n", o.length, o.nodes, o.cards, o.rate)
 	result := w.run(ctx)
-	r := w.report(result)
-	if err := r.write(o.report); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
-	}
+	r := w.report()
 	fmt.Print(r.text())
 	fmt.Println(r.judged())
-	fmt.Println("The report is in", o.report)
 	return result
 }
 

@@ -27,7 +27,6 @@ type trouble struct {
 
 // event is a fault or an update.
 type event struct {
-	at     time.Time
 	what   string
 	update bool
 }
@@ -88,7 +87,7 @@ func (t *trouble) fail(ctx context.Context) error {
 	}
 	f := faults[t.next[0]]
 	t.next = t.next[1:]
-	t.note(event{at: time.Now(), what: f.name})
+	t.note(event{what: f.name})
 	if err := f.make(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
@@ -103,7 +102,7 @@ func (t *trouble) update() error {
 	}
 	p := programs[t.updates%len(programs)]
 	t.updates++
-	t.note(event{time.Now(), "update of " + p.Name, true})
+	t.note(event{"update of " + p.Name, true})
 	return restart(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
