@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path"
@@ -17,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpushare/gpushare/test/check"
 )
@@ -27,70 +24,6 @@ func shell(t *testing.T, script string) *Process {
 	return &Process{
 		Name: "script", Path: "/bin/sh", Args: []string{"-c", script},
 		LogPath: filepath.Join(t.TempDir(), "logs", "script.log"),
-	}
-}
-
-func TestProcessExit(t *testing.T) {
-	tests := map[string]struct {
-		script string
-		code   int
-		clean  bool
-		log    string
-	}{
-		"status 0":    {script: "echo fine", code: 0, clean: true, log: "fine"},
-		"status 3":    {script: "echo bad >&2; exit 3", code: 3, log: "bad"},
-		"killed":      {script: "kill -9 $$", code: -1},
-		"environment": {script: "echo $GREETING; echo $LEAK", clean: true, log: "hello\n"},
-	}
-	t.Setenv("LEAK", "of the test's environment")
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			p := shell(t, test.script)
-			p.Env = []string{"GREETING=hello"}
-			RunForTest(t, p)
-			err := p.Wait(t.Context())
-			if (err == nil) != test.clean {
-				t.Errorf("Wait returned %v", err)
-			}
-			if p.ExitCode() != test.code || p.Running() {
-				t.Errorf("exit code %d, want %d; running %v", p.ExitCode(), test.code, p.Running())
-			}
-			if got := p.Tail(2); strings.TrimSpace(got) != strings.TrimSpace(test.log) {
-				t.Errorf("the log has %q, want %q", got, test.log)
-			}
-		})
-	}
-}
-
-func TestProcessTerminate(t *testing.T) {
-	p := shell(t, `trap "exit 7" TERM; echo up; while :; do sleep 0.01; done`)
-	p.Ready = logged(p, "up")
-	RunForTest(t, p)
-	if err := p.Start(t.Context()); err == nil {
-		t.Error("a running process was started a second time")
-	}
-	must(t, p.Terminate(t.Context()))
-	if p.ExitCode() != 7 {
-		t.Errorf("exit code %d, want 7: SIGTERM didn't reach it", p.ExitCode())
-	}
-	must(t, p.Terminate(t.Context())) // Terminating an ended process is no error.
-}
-
-func TestProcessTerminateTimeout(t *testing.T) {
-	p := shell(t, `trap "" TERM; echo up; while :; do sleep 0.01; done`)
-	p.Ready = logged(p, "up")
-	RunForTest(t, p)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := p.Terminate(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want a deadline error", err)
-	}
-	if !p.Running() {
-		t.Error("Terminate killed the process")
-	}
-	must(t, p.Kill())
-	if p.Running() || !gone(p.Pid()) {
-		t.Error("the process runs after Kill")
 	}
 }
 
@@ -108,33 +41,6 @@ func TestProcessPauseAndRestart(t *testing.T) {
 	<-exited
 	if p.Pid() == first || !p.Running() || !gone(first) {
 		t.Errorf("process %d became %d, running %v", first, p.Pid(), p.Running())
-	}
-}
-
-func TestProcessExitsBeforeReady(t *testing.T) {
-	p := shell(t, "echo the reason; exit 4")
-	p.Ready = func(context.Context) error { return errors.New("not yet") }
-	err := p.Start(t.Context())
-	for _, want := range []string{"exit status 4", "the reason", p.LogPath} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error doesn't contain %q: %v", want, err)
-		}
-	}
-}
-
-func TestProcessNeverReady(t *testing.T) {
-	server := httptest.NewServer(http.NotFoundHandler())
-	defer server.Close()
-	p := shell(t, "exec sleep 1000")
-	p.Ready = HTTPReady(server.URL)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	err := p.Start(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "404") {
-		t.Errorf("got %v, want a deadline error with the last answer", err)
-	}
-	if p.Running() {
-		t.Error("the process still runs")
 	}
 }
 
@@ -214,16 +120,6 @@ func TestReservePort(t *testing.T) {
 		if other.Number == port.Number {
 			t.Fatal("the port was reserved twice")
 		}
-	}
-}
-
-// logged returns a Process.Ready that waits for a line in the log.
-func logged(p *Process, line string) func(context.Context) error {
-	return func(context.Context) error {
-		if !strings.Contains(p.Tail(10), line) {
-			return fmt.Errorf("the log doesn't contain %q", line)
-		}
-		return nil
 	}
 }
 
