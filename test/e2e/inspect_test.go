@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/mistakes"
@@ -43,48 +41,6 @@ func TestInspect(t *testing.T) {
 			if round == rounds-1 && reasons == 0 {
 				s.Error("no pod was pending: the comparison of reasons shows nothing")
 			}
-		}
-	})
-}
-
-// TestInspectOneNamespace checks that a user who may list the pods of one namespace, and nothing else, gets an answer about them.
-func TestInspectOneNamespace(t *testing.T) {
-	c := shared.Start(t)
-	play(t, c, "with rights in one namespace", func(s *scene) {
-		s.AddNodes(framework.MakeNode("n").Unit(1<<30).Cards(2, 16))
-		s.fill("n", 10, 10)
-		s.Create(s.Pod("piece", 12), s.Pod("gated", 1).Gate())
-		s.rejected("piece", "no GPU card has enough free memory")
-		roles := c.Client.RbacV1()
-		_, err := roles.Roles(s.ID).Create(t.Context(), &rbacv1.Role{
-			ObjectMeta: metav1.ObjectMeta{Name: "tenant"},
-			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		_, err = roles.RoleBindings(s.ID).Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "tenant"},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "tenant"},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "tenant"}},
-		}, metav1.CreateOptions{})
-		must(t, err)
-
-		want := []string{
-			"gated 1 gated the pod is held back by its scheduling gates: " + framework.LabelNamespace,
-			"piece 12 fragmented 0/1 nodes are available: 1 no GPU card has enough free memory, though the node's cards together have",
-		}
-		s.Eventually("the pods' causes are shown", func(ctx context.Context) error {
-			out, err := s.kubectlInspect(ctx, "--pending", "-n", s.ID, "--no-headers", "--as=tenant")
-			var got []string
-			for line := range strings.Lines(out) {
-				got = append(got, strings.TrimPrefix(strings.Join(strings.Fields(line), " "), s.ID+" "))
-			}
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				return fmt.Errorf("(-want +got): %s (%w)", diff, err)
-			}
-			return nil
-		})
-		if out, err := s.kubectlInspect(t.Context(), "--pending", "--as=tenant"); err == nil || !strings.Contains(err.Error(), "With rights in one namespace") {
-			s.Errorf("without -n: %v: %s", err, out)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -88,28 +87,6 @@ func TestNode(t *testing.T) {
 		s.wantKept(next, s.Get("next"))
 	})
 
-	old := addMachine(t, c, framework.NodeSpec{Name: "old", PluginArgs: []string{"--pod-resources-socket="}})
-	playOn(t, c, old, "without PodResources, of pods of one size the earliest assumed is matched", func(s *scene) {
-		before := len(old.calls.of(simkubelet.CallAllocate))
-		s.inOneBatch(old, func() {
-			created := s.Pod("created-first", 12207).OnNode(old.Name).Gate()
-			s.Create(created)
-			s.nextSecond(created.Obj())
-			s.WantCard(s.Place(s.Pod("assumed-first", 12207).OnNode(old.Name)), old.Name, 0)
-			s.Ungate("created-first")
-			s.WantCard(s.WaitBound("created-first"), old.Name, 1)
-		})
-		// The kubelet admits the older pod first. It gets the other pod's card, and the annotations are corrected.
-		s.waitContainers(old, "created-first", "assumed-first")
-		var cards []string
-		for _, call := range old.calls.of(simkubelet.CallAllocate)[before:] {
-			cards = append(cards, call.Env[protocol.AnnotationIndex])
-		}
-		if want := []string{"0", "1"}; !slices.Equal(cards, want) {
-			s.Errorf("the cards were allocated in the order %v, want %v, the order of the binds", cards, want)
-		}
-	})
-
 	playOn(t, c, m, "pods with a nodeName are counted, and their annotations are not trusted", func(s *scene) {
 		s.WantCard(s.Place(s.Pod("honest", 12207).OnNode(m.Name)), m.Name, 0)
 		s.WaitAssigned("honest")
@@ -125,26 +102,6 @@ func TestNode(t *testing.T) {
 		s.WaitPhase("too-much", corev1.PodFailed)
 		s.WantCard(s.Place(s.Pod("scheduled", 6276).OnNode(m.Name)), m.Name, 1)
 		s.checkContainers(m, "scheduled")
-	})
-
-	playOn(t, c, m, "a pod that ignores SIGTERM keeps its memory until it is gone", func(s *scene) {
-		s.Place(s.Pod("stubborn", 12207).OnNode(m.Name).Annotation(simkubelet.AnnotationIgnoresSIGTERM, "true"))
-		s.Place(s.Pod("filler", 12207).OnNode(m.Name))
-		s.WaitPhase("stubborn", corev1.PodRunning)
-		s.Create(s.Pod("pending", 8138).OnNode(m.Name))
-		s.rejected("pending", "1 no GPU card has enough free memory")
-		s.DeleteWithGrace("stubborn", 3)
-		dies := s.Get("stubborn").DeletionTimestamp
-		if dies == nil {
-			s.Fatal("the pod isn't being deleted")
-		}
-		assignment, err := protocol.ParseAssignment(s.WaitBound("pending").Annotations)
-		must(s, err)
-		if assignment.AssumeTime.Before(dies.Time) {
-			s.Errorf("its memory was assumed at %s, %s before the end of its grace period", assignment.AssumeTime, dies.Sub(assignment.AssumeTime))
-		}
-		s.WaitGone("stubborn")
-		s.checkContainers(m, "pending")
 	})
 
 	playOn(t, c, m, "the device plugin is terminated", func(s *scene) {

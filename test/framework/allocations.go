@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/check"
 )
 
 // Allocations are the cards of all nodes, by node and index.
@@ -44,16 +43,6 @@ func (a Allocations) Overfull() (out []string) {
 		}
 	}
 	return out
-}
-
-// CheckCards fails the test if, by the API server's pods, a card has allocated more than its memory.
-func (c *Cluster) CheckCards(t testing.TB) {
-	t.Helper()
-	allocations, err := c.Allocations(t.Context())
-	check.Must(t, err)
-	for _, card := range allocations.Overfull() {
-		t.Error(card)
-	}
 }
 
 // CheckLedger fails the test if a card has allocated more than its memory. Then it waits until the extender's ledger has

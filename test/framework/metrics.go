@@ -15,12 +15,9 @@ import (
 const (
 	MetricAllocations     = "gpushare_extender_allocations"
 	MetricBinds           = "gpushare_extender_binds_total"
-	MetricBypasses        = "gpushare_extender_binds_without_extender_total"
 	MetricCards           = "gpushare_extender_cards"
 	MetricFilteredNodes   = "gpushare_extender_filtered_nodes_total"
-	MetricGangEvictions   = "gpushare_extender_gang_evictions_total"
 	MetricGangFailures    = "gpushare_extender_gang_failures_total"
-	MetricReservations    = "gpushare_extender_awaited_reservations_total"
 	MetricGangs           = "gpushare_extender_gangs"
 	MetricNominations     = "gpushare_extender_nominations_total"
 	MetricPendingPods     = "gpushare_extender_pending_pods"

@@ -2,7 +2,6 @@ package gang
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -10,10 +9,7 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/framework"
 )
 
 // faultySize is the size of the gangs in the tests with faults.
@@ -83,39 +79,6 @@ func TestFaults(t *testing.T) {
 		}
 		t.Logf("%d bound members were evicted", evicted)
 	})
-}
-
-// TestPolicyKeep rejects the binds of one member. With --gang-failure-policy=keep the bound members stay, and that one
-// follows once it can be bound.
-func TestPolicyKeep(t *testing.T) {
-	c := hasty.Start(t)
-	c.RestartExtenderWith(t, "--gang-failure-policy=keep")
-	f := newFixture(t, c, 4, 4)
-	for round := range controlplane.Times(1, 20) {
-		gang := fmt.Sprintf("g%d", round)
-		never := f.rejectBinds(gang + "-2")
-		f.createGang(gang, faultySize)
-		f.Eventually("the Event GangPartial is recorded", func(ctx context.Context) error {
-			list, err := c.Client.CoreV1().Events(f.ID).List(ctx, metav1.ListOptions{FieldSelector: "reason=GangPartial"})
-			if err != nil {
-				return err
-			}
-			for i := range list.Items {
-				if strings.HasPrefix(list.Items[i].InvolvedObject.Name, gang+"-") {
-					return nil
-				}
-			}
-			return errors.New(f.pendingReasons(ctx))
-		})
-		f.waitBound(map[string]int{gang: faultySize - 1}) // The last member, whose bind waited for the others, is placed like a single pod now.
-		never.Lift()
-		f.waitBound(map[string]int{gang: faultySize})
-		f.CheckLedger()
-		f.endGang(gang)
-	}
-	if n := c.Metric(t, framework.MetricGangEvictions); n > 0 {
-		t.Errorf("%v members were evicted", n)
-	}
 }
 
 // boundAfter returns the number of bound members after some time, which is random on purpose.

@@ -192,17 +192,4 @@ func TestNativeGroups(t *testing.T) {
 		f.CheckLedger()
 	})
 
-	t.Run("the policy basic", func(t *testing.T) {
-		f := newFixture(t, c, 2)
-		f.createNative("basic", 0, 3, card)
-		f.waitBound(map[string]int{"basic": 2})
-	})
-
-	t.Run("a group by annotations besides", func(t *testing.T) {
-		f := newFixture(t, c, 2)
-		f.createPodGroup("both", 1)
-		f.Create(f.Pod("both-0", card).PodGroup("both").Group("both", 1))
-		f.waitAnyRejected("both", "only one of both can count")
-		f.WaitEvent("both-0", "GangInvalid", "only one of both can count")
-	})
 }

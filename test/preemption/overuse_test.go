@@ -42,42 +42,6 @@ func TestOveruse(t *testing.T) {
 		s.notReported("greedy")
 	})
 
-	playUse(t, c, "the youngest is evicted first, and no pod within its request", func(s *useStage) {
-		s.place("old", 4, 1, 0)
-		s.place("young", 4, 9, 0)
-		s.use("old", 5)
-		s.use("young", 5)
-		s.reported("old", 5, 4)
-		s.reported("young", 5, 4)
-		s.notEvicted("old", "young") // 10 of 16.
-		s.place("within", 8, 1, 0)   // The youngest of all.
-		s.use("within", 8)
-		s.evicted("young")
-		s.WaitEvent("young", "GPUMemoryOveruseEvicted", "it uses 5120 MiB of GPU memory and requests 4096 MiB")
-		s.end("young")
-		s.reported("old", 5, 4) // 5 and 8 of 16: the card keeps its promises again.
-		s.notEvicted("old", "within")
-		// A new pod gets what young had. Now old is in its way.
-		s.place("next", 4, 1, 0)
-		s.evicted("old", "young")
-		s.notEvicted("next", "within")
-		s.counted("evicted", 2)
-	})
-
-	playUse(t, c, "a disruption budget protects, and the next one is evicted", func(s *useStage) {
-		s.guard()
-		s.place("old", 4, 1, 0)
-		s.placeGuarded("young", 4, 1, 0)
-		s.use("old", 6)
-		s.use("young", 6)
-		s.reported("old", 6, 4)
-		s.reported("young", 6, 4)
-		s.place("within", 8, 1, 0)
-		s.evicted("old")
-		s.counted("refused", 1)
-		s.notEvicted("young", "within")
-	})
-
 	playUse(t, c, "of pods within their limits, the youngest is evicted while the card is low on free memory", func(s *useStage) {
 		s.placeLimited("old", 2, 8)
 		s.placeLimited("young", 2, 8)
@@ -100,17 +64,6 @@ func TestOveruse(t *testing.T) {
 		s.counted("evicted", 1)
 	})
 
-	playUse(t, c, "the oldest pod above its limit is evicted before a pod within it", func(s *useStage) {
-		s.placeLimited("above", 2, 4)
-		s.placeLimited("borrower", 2, 8)
-		s.place("within", 6, 1, 0)
-		s.use("borrower", 6)
-		s.use("above", 9) // 9, 2 and 6 of 16: not all get what they request.
-		s.evicted("above")
-		s.end("above")
-		s.notReported("borrower")
-		s.notEvicted("borrower", "within")
-	})
 }
 
 // placeLimited creates a pod with a limit above its request, in GiB.

@@ -3,6 +3,10 @@ package preemption
 import (
 	"testing"
 	"time"
+
+	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/framework"
 )
 
 // TestPreemption covers victims that kube-scheduler proposes. In some cases the pods' start times are set such that
@@ -75,5 +79,24 @@ func TestPreemption(t *testing.T) {
 		s.wantCard("whole", 0)
 		s.WaitUnschedulable("small", "no GPU card has enough free memory")
 		s.notEvicted("b11", "c11", "d11", "small")
+	})
+	t.Run("the pod on the card near an adapter is evicted, although others are less important", func(t *testing.T) {
+		s := &stage{Namespace: c.NewNamespace(t)}
+		s.node = s.NodeName("node")
+		s.AddNodes(framework.MakeNode("node").Unit(gpu.GiB).Cards(3, 16).NearAdapter(1))
+		near := func(name string, memory int64, priority int32) *framework.PodWrapper {
+			return s.pod(name, memory, priority).Label(protocol.LabelRDMA, protocol.RDMARequired)
+		}
+		s.place("a", 16, 1, 0)
+		s.place("b", 16, 5, 1)
+		s.place("c", 16, 1, 2)
+		s.Create(near("preemptor", 8, 9))
+		s.evicted("b")
+		s.wantCard("preemptor", 1)
+		s.notEvicted("a", "c")
+		s.Create(near("next", 12, 5))
+		s.WaitUnschedulable("next", "preemption: ") // kube-scheduler proposes a or c, which wouldn't help.
+		s.notEvicted("a", "c", "preemptor", "next")
+		s.CheckLedger()
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -78,13 +77,6 @@ func (s *stage) place(name string, memory int64, priority int32, card int) {
 	s.wantCard(name, card)
 }
 
-// placeGuarded creates a pod with a label for guard, and checks its card.
-func (s *stage) placeGuarded(name string, memory int64, priority int32, card int) {
-	s.Helper()
-	s.Create(s.pod(name, memory, priority).Label("app", "guarded"))
-	s.wantCard(name, card)
-}
-
 // wantCard waits until the pod is bound, and checks its card.
 func (s *stage) wantCard(name string, card int) {
 	s.Helper()
@@ -100,20 +92,6 @@ func (s *stage) started(ago time.Duration, names ...string) {
 		_, err := s.Pods().UpdateStatus(s.Context(), pod, metav1.UpdateOptions{})
 		must(s, err)
 	}
-}
-
-// guard creates a disruption budget for the pods of placeGuarded that allows no eviction.
-func (s *stage) guard() {
-	s.Helper()
-	budgets := s.Cluster.Client.PolicyV1().PodDisruptionBudgets(s.ID)
-	budget, err := budgets.Create(s.Context(), &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
-		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}},
-	}, metav1.CreateOptions{})
-	must(s, err)
-	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation}
-	_, err = budgets.UpdateStatus(s.Context(), budget, metav1.UpdateOptions{})
-	must(s, err)
 }
 
 // evicted waits until these pods are deleted, and ends them unless s.slow is set. It fails the test if others are deleted.
