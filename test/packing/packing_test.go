@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/test/check"
 )
@@ -48,25 +46,6 @@ mean +9.50 worst +9.50
 	}
 }
 
-// TestCompareErrors: each error says what is missing, and where the data is.
-func TestCompareErrors(t *testing.T) {
-	for name, dir := range map[string]string{"no directory": "", "an empty directory": t.TempDir()} {
-		err := compare(&strings.Builder{}, options{dir: dir, policy: placement.Binpack, seeds: 1, at: 130})
-		if err == nil || !strings.Contains(err.Error(), source) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	for name, o := range map[string]options{
-		"no seeds":         {seeds: 0, at: 130},
-		"beyond the trace": {seeds: 1, at: 131},
-	} {
-		o.dir = "anywhere"
-		if err := compare(&strings.Builder{}, o); err == nil || !strings.Contains(err.Error(), "-seeds must be positive") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // TestFilling: each run has other nodes, and the pods that come ask for more than their cards.
 func TestFilling(t *testing.T) {
 	dir := t.TempDir()
@@ -77,22 +56,5 @@ func TestFilling(t *testing.T) {
 	var ours float64
 	if _, err := fmt.Sscanf(out.String(), "small %f", &ours); err != nil || ours <= 0 || ours >= 100 || !strings.HasSuffix(out.String(), " +0.00\n") {
 		t.Errorf("some runs have the node without enough CPU: %q (%v)", out.String(), err)
-	}
-}
-
-// TestArrivals: pods are left out or copied until they ask for that multiple of the cards, and a seed determines their order.
-func TestArrivals(t *testing.T) {
-	nodes := []traceNode{{name: "n1", cards: 10}}
-	pods := make([]tracePod, 20)
-	for i := range pods {
-		pods[i] = tracePod{name: string(rune('a' + i)), cards: 1, milli: 500}
-	}
-	for multiple, want := range map[float64]int{0.5: 10, 1: 20, 1.5: 30} {
-		first, nodeOrder := order(pods, nodes, multiple, 42)
-		again, _ := order(pods, nodes, multiple, 42)
-		other, _ := order(pods, nodes, multiple, 43)
-		if len(first) != want || len(nodeOrder) != 1 || !cmp.Equal(first, again, cmp.AllowUnexported(tracePod{})) || cmp.Equal(first, other, cmp.AllowUnexported(tracePod{})) {
-			t.Errorf("%v of the cards: %d pods, want %d, the same for one seed only", multiple, len(first), want)
-		}
 	}
 }
