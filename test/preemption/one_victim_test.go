@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -23,7 +24,7 @@ func TestOneVictimEach(t *testing.T) {
 		s.create(fmt.Sprint("low", i), 12, 1)
 		s.WaitBound(fmt.Sprint("low", i))
 	}
-	for i := range 100 {
+	for i := range controlplane.Times(30, 300) {
 		high := fmt.Sprint("high", i)
 		s.create(high, 12, 9)
 		var evicted []string
