@@ -276,8 +276,6 @@ func (mgr *Manager) removeIfEmpty(r *run) {
 	if len(r.members) > 0 || r.plan != nil || r.removed {
 		return
 	}
-	mgr.waiting.remove(r)
-	mgr.placed.remove(r)
 	r.removed = true
 	g := mgr.groups[r.key]
 	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })

@@ -153,7 +153,7 @@ func TestFailedGroupEntersAgain(t *testing.T) {
 	s.advance(testPatience + 2*time.Second)
 	s.namespace = "other"
 	s.createMany(8, "later", 8, 16, "t")
-	if first := s.manager.waiting[0].key.Name; first != "failed" {
+	if first := s.manager.unfinished()[0].key.Name; first != "failed" {
 		t.Errorf("%s goes first", first)
 	}
 }

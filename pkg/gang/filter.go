@@ -81,13 +81,8 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	if r.plan == nil || !r.key.Native { // In later calls of a native group's cycle the members before count as bound.
 		mgr.offer(r, m, all, now)
 	}
-	if r.plan == nil {
-		if !mgr.mayTry(r, now) {
-			return FilterResult{Reason: reasons.GroupNoRoom}
-		}
-		if !mgr.tryPlan(r, now) {
-			return FilterResult{Reason: r.waitsFor}
-		}
+	if r.plan == nil && !mgr.tryPlan(r, now) {
+		return FilterResult{Reason: r.waitsFor}
 	}
 	pm := r.plan.members[m.UID]
 	if pm == nil {

@@ -111,9 +111,8 @@ type Manager struct {
 	// leading is true between StartLeading and StopLeading. The fields from groups to resumeAt are used only then.
 	leading bool
 	groups  map[Key]*group
-	// waiting are the runs that wait for a plan, placed those that have one and whose barrier hasn't opened.
-	waiting, placed runList
-	burst           freeBurst
+	// placed are the runs in PhasePlanned.
+	placed map[*run]bool
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
 	noRoomFor map[roomKey]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
@@ -131,7 +130,7 @@ type Manager struct {
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{}, placed: map[*run]bool{},
 		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{},
 		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
 	}
@@ -196,7 +195,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, m := range mgr.members {
 		m.run = nil
 	}
-	mgr.groups, mgr.waiting, mgr.placed = map[Key]*group{}, nil, nil
+	mgr.groups, mgr.placed = map[Key]*group{}, map[*run]bool{}
 	mgr.noRoomFor, mgr.resumeAt = map[roomKey]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }
@@ -318,17 +317,11 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 func (mgr *Manager) Tick(now time.Time) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	var unfinished []*run
-	for _, g := range mgr.groups {
-		if r := g.unfinishedRun(); r != nil {
-			unfinished = append(unfinished, r)
-		}
-	}
-	slices.SortFunc(unfinished, func(a, b *run) int { return a.key.Compare(b.key) })
+	unfinished := mgr.unfinished()
 	for _, r := range unfinished {
 		mgr.due(r, now)
 	}
-	mgr.planWaiting(now)
+	mgr.planWaiting(unfinished, now)
 }
 
 // maxUnknown is the number of remembered pods that the watch has not reported, so that requests for pods that don't exist can't

@@ -94,7 +94,7 @@ func (r *run) completeController() (controller string, several bool) {
 }
 
 // settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these
-// create pods at the same time, but not at once. It is also the longest burst of freed memory.
+// create pods at the same time, but not at once.
 const settle = time.Second
 
 // membershipClear reports whether it is clear which members belong together, or no more came for some time.

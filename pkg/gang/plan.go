@@ -1,6 +1,7 @@
 package gang
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -162,7 +163,7 @@ func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Tim
 // yielding returns the runs that pass and whose plans can be dropped, the last in the order first. For each it returns the members whose
 // reservations are released with the plan.
 func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.PodUID) {
-	for _, r := range slices.Backward(mgr.placed) {
+	for _, r := range slices.Backward(slices.SortedFunc(maps.Keys(mgr.placed), compareRank)) {
 		if !pass(r) {
 			continue
 		}
@@ -185,7 +186,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
-	if pod.Request == 0 || !slices.ContainsFunc(mgr.placed, lower) {
+	if pod.Request == 0 || len(mgr.placed) == 0 {
 		return false
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !mgr.Ledger.HasReserved(node) })
@@ -214,7 +215,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 // endWholeCards ends the plans with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
 // runs could each take half of the cards that both need.
 func (mgr *Manager) endWholeCards(now time.Time) {
-	for _, o := range slices.Clone(mgr.placed) {
+	for o := range mgr.placed { // In any order: it is one at most.
 		if o.plan.wholeCards {
 			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
 		}

@@ -27,7 +27,7 @@ type run struct {
 	since time.Time
 	// created is when the oldest member was created, even if that member doesn't exist any more.
 	created time.Time
-	// item is the run as an item of the queue, as of the latest reorder. failures is how often runs of its shape have failed since one was bound.
+	// item is the run as an item of the queue, as of the latest change, see rank. failures is how often runs of its shape have failed since one was bound.
 	item     ledger.Item
 	failures int
 
@@ -81,6 +81,9 @@ func (mgr *Manager) recount(m *member, change func()) {
 	m.run.add(m, 1)
 }
 
+// waits reports whether the run waits for a plan.
+func (r *run) waits() bool { return (r.phase == PhasePending || r.phase == PhaseBroken) && r.enough() }
+
 // phaseWithoutPlan returns the phase of the run if it has no plan and isn't running.
 func (r *run) phaseWithoutPlan() Phase {
 	switch {
@@ -111,7 +114,7 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	default:
 		mgr.review(r, now)
 	}
-	mgr.reorder(r)
+	mgr.rank(r)
 	mgr.removeIfEmpty(r)
 }
 

@@ -59,8 +59,12 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 	if to == PhaseBroken && r.phase != PhasePlanned {
 		r.brokeAt = now
 	}
-	r.phase = to
-	mgr.reorder(r)
+	if r.phase = to; to == PhasePlanned {
+		mgr.placed[r] = true
+	} else {
+		delete(mgr.placed, r)
+	}
+	mgr.rank(r)
 }
 
 // isStarting reports whether enough members exist in this phase and are not all bound.

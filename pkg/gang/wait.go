@@ -18,7 +18,6 @@ import (
 //   - More members, if too few exist (enough): reasons.GroupIncomplete.
 //   - The end of a pause, if it or others of its namespace have failed (updatePause): GroupPaused, GroupBehindFailed.
 //   - The end of an earlier result that there is no room (noRoom.appliesTo), because the rest takes longer: GroupNoRoom.
-//   - While memory is being freed, the runs before it (mayTry for filter calls, planWaiting for Ticks): GroupNoRoom.
 //   - That it is clear which members belong together (obstacle): GroupUnclear.
 //   - The turns of all members by fair sharing (obstacle): GroupAwaitsTurn.
 //   - Filter calls for the other members, because their candidate nodes are needed (obstacle): GroupAwaitsOthers.
@@ -31,11 +30,9 @@ import (
 
 const (
 	// noRoomMax is how long the result "no room" stays valid if no memory is freed. It is limited, because nodes can become eligible for other
-	// reasons. It stays valid for the quietPeriod even if memory is freed, because all members of a run are filtered within milliseconds.
+	// reasons. It stays valid for noRoomMin even if memory is freed, because all members of a run are filtered within milliseconds.
 	noRoomMax = 2 * time.Second
-	// quietPeriod is how long no memory must have been freed before a run is planned while a run before it has no room. settle bounds the wait for
-	// such a period.
-	quietPeriod = 300 * time.Millisecond
+	noRoomMin = 300 * time.Millisecond
 	// maxWork is the number of members that one Tick sorts, or tries to place without success, before it leaves the rest to the
 	// next one.
 	maxWork = 2000
@@ -132,27 +129,24 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 		return reasons.GroupAwaitsTurn
 	case !n.allOffered(r):
 		return reasons.GroupAwaitsOthers
-	case n.wholeCards && slices.ContainsFunc(mgr.placed, func(o *run) bool { return o.plan.wholeCards && !r.takesFrom(o) }):
-		return reasons.GroupOlderFirst
+	}
+	for o := range mgr.placed {
+		if n.wholeCards && o.plan.wholeCards && !r.takesFrom(o) {
+			return reasons.GroupOlderFirst
+		}
 	}
 	return reasons.Group{}
 }
 
-// triedByTick reports whether Ticks try the run unless it pauses. Native groups are tried by filter calls alone.
-func (r *run) triedByTick() bool { return len(r.offers) > 0 && !r.key.Native }
-
-// planWaiting tries to plan the waiting runs in their order. While memory is being freed piece by piece, runs behind a run without room
-// wait. Otherwise a small group would take memory that a large one is about to get, and give way a moment later, when its first members
-// have arrived. This would cost both groups seconds.
-func (mgr *Manager) planWaiting(now time.Time) {
+// planWaiting tries to plan the runs that wait, in their order.
+func (mgr *Manager) planWaiting(unfinished []*run, now time.Time) {
 	freed := mgr.freed.Load()
-	over := mgr.burst.observe(freed, now)
 	maps.DeleteFunc(mgr.noRoomFor, func(_ roomKey, last noRoom) bool { return !last.isValid(freed, now) })
 	mgr.work = 0
 	first := mgr.resumeAt
 	mgr.resumeAt = nil
-	for _, r := range slices.Clone(mgr.waiting) {
-		if first != nil && r.item.Before(first) || r.plan != nil {
+	for _, r := range unfinished {
+		if first != nil && r.item.Before(first) || !r.waits() {
 			continue
 		}
 		if mgr.work >= maxWork {
@@ -163,44 +157,10 @@ func (mgr *Manager) planWaiting(now time.Time) {
 		if r.needs == nil || r.needs.requests == nil && len(r.offers) > 0 {
 			mgr.work += len(r.members)
 		}
-		if mgr.updatePause(r, now) || !r.triedByTick() {
-			continue
-		}
-		if !mgr.tryPlan(r, now) && r.waitsFor == reasons.GroupNoRoom && !over {
-			return
+		if !mgr.updatePause(r, now) && len(r.offers) > 0 && !r.key.Native { // Native groups are tried by filter calls alone.
+			mgr.tryPlan(r, now)
 		}
 	}
-}
-
-// mayTry reports whether filter may try r: while memory is being freed, it waits for the runs before it that the next Tick tries, see planWaiting.
-func (mgr *Manager) mayTry(r *run, now time.Time) bool {
-	over := mgr.burst.observe(mgr.freed.Load(), now)
-	return over || !slices.ContainsFunc(mgr.waiting, func(o *run) bool {
-		return o.item.Before(&r.item) && o.triedByTick() && mgr.pause(o, now) == (reasons.Group{})
-	})
-}
-
-// freeBurst tracks a burst of freed memory: the pods of a job that ends terminate one after another.
-type freeBurst struct {
-	count uint64
-	// since is when the burst began, zero if it is over; last is when freed memory was last observed.
-	since, last time.Time
-}
-
-// observe takes the value of Manager.freed and reports whether the burst is over. It can't detect a quiet period between two calls that
-// both see more freed memory. So a burst counts as over after settle at the latest.
-func (f *freeBurst) observe(freed uint64, now time.Time) bool {
-	if freed != f.count {
-		if f.since.IsZero() {
-			f.since = now
-		}
-		f.count, f.last = freed, now
-	}
-	if now.Sub(f.last) >= quietPeriod {
-		f.since = time.Time{}
-		return true
-	}
-	return now.Sub(f.since) >= settle
 }
 
 // noRoom is a result "no room": the run, when it was, and the value of Manager.freed then.
@@ -217,7 +177,7 @@ func (n *noRoom) appliesTo(r *run, freed uint64, now time.Time) bool {
 
 func (n *noRoom) isValid(freed uint64, now time.Time) bool {
 	ago := now.Sub(n.at)
-	return ago < quietPeriod || n.freed == freed && ago < noRoomMax
+	return ago < noRoomMin || n.freed == freed && ago < noRoomMax
 }
 
 // roomKey identifies the runs of one requestsKey and priority that may take memory from others (displaces is true), or may not: if one of them has no
@@ -233,8 +193,8 @@ type roomKey struct {
 func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for _, r := range mgr.waiting {
-		if r.plan != nil || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
+	for _, r := range mgr.unfinished() {
+		if !r.waits() || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
 			continue
 		}
 		like := r.item.ID
