@@ -55,8 +55,6 @@ type memberState uint8
 const (
 	// memberExpected: no bind call of it is held.
 	memberExpected memberState = iota
-	// memberLate: as memberExpected. It had not arrived when the others timed out, and kube-scheduler has not retried it since.
-	memberLate
 	// memberHeld: its bind call is held.
 	memberHeld
 	// memberBinding: its permit is granted, and it isn't known yet whether it is bound.
