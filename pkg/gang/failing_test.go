@@ -76,13 +76,18 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestForgive: which changes end the pause of a group.
-func TestForgive(t *testing.T) {
+// TestPauseIsOfShape: which changes end the pause of a group.
+func TestPauseIsOfShape(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(s *fixture)
 		ends   bool
 	}{
-		"a member's priority is edited":             {func(s *fixture) { s.created[1].Priority = 5; s.report(s.created[1]) }, true},
+		"the number is edited": {func(s *fixture) {
+			for _, p := range s.created {
+				p.Size = 3
+				s.report(p)
+			}
+		}, true},
 		"a member asks for another number of cards": {func(s *fixture) { s.created[1].Cards = 2; s.report(s.created[1]) }, true},
 		"a member is replaced": {func(s *fixture) {
 			s.delete(s.created[3])

@@ -247,14 +247,10 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 		m.Member = next
 		return
 	}
-	relevant := relevantChange(&m.Member, &next)
 	found := m.Node == "" && next.Node != ""
 	mgr.recount(m, func() { m.Member = next })
 	if found && r.id == "" && r.phase != PhaseRunning {
 		r.id = m.Run
-	}
-	if relevant && r.phase != PhaseRunning {
-		mgr.forgive(r)
 	}
 	mgr.changed(r, m, now)
 }

@@ -135,12 +135,6 @@ func merge(known, next Member) Member {
 	return next
 }
 
-// relevantChange reports whether a user changed the member in a way that may help a group that failed before.
-func relevantChange(known, next *Member) bool {
-	return known.Size != next.Size || known.Priority != next.Priority || known.Template != next.Template ||
-		known.NumCards() != next.NumCards() || known.RDMA != next.RDMA || known.Problem != next.Problem || known.GatedOtherwise != next.GatedOtherwise
-}
-
 // member is a Member with the state that a Manager keeps of it.
 type member struct {
 	Member

@@ -95,7 +95,6 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 		if r.phase == PhaseRunning || len(r.members) == 0 {
 			continue
 		}
-		mgr.forgive(r)
 		mgr.changed(r, r.ordered()[0], now)
 	}
 }

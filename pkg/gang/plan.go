@@ -283,10 +283,3 @@ func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 	}
 	r.needed().requests = nil
 }
-
-// forgive ends the pause of the run's shape. It is called after a change by a user that can make the next plan succeed.
-func (mgr *Manager) forgive(r *run) {
-	if mgr.Failures.Any(r.key.Namespace) {
-		mgr.Failures.Forgive(mgr.profile(r))
-	}
-}

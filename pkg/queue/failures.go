@@ -285,15 +285,6 @@ func (f *Failures) Tried(now time.Time) {
 	f.tried = now
 }
 
-// Forgive ends the pause of the item's shape: its owner has changed what may have made it fail.
-func (f *Failures) Forgive(i Profile) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil {
-		delete(n.shapes, i.ShapeKey)
-	}
-}
-
 // Clear forgets all failures and awaited reservations, at the begin of a term as leader.
 func (f *Failures) Clear() {
 	f.mu.Lock()

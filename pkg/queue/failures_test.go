@@ -126,7 +126,6 @@ func TestFailures(t *testing.T) {
 		"another namespace":                            {func(s *scene) { s.fail(large) }, other, free},
 		"what is bound of it wastes memory":            {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", ShapeKey: "x", CompletesGroup: true}, free},
 		"that, and its shape has failed":               {func(s *scene) { s.fail(large) }, Profile{Namespace: "a", ID: "x", ShapeKey: "large", CompletesGroup: true}, paused},
-		"it was edited":                                {func(s *scene) { s.fail(large); s.Forgive(large) }, large, others},
 		"it arrived":                                   {func(s *scene) { s.fail(large); s.Arrived(large) }, large, free},
 		"it arrived, and another shape waits":          {func(s *scene) { s.fail(large); s.Arrived(large) }, small, free},
 		"a small one arrived":                          {func(s *scene) { s.fail(large); s.Arrived(small) }, large, turn},
