@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"fmt"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -70,10 +69,6 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		}
 		return FilterResult{Reason: reasons.GroupBinding}
 	case r.plan == nil && !r.enough():
-		if mgr.tooFewAskForCards(r) {
-			mgr.recordEvent(r, true, EventIncomplete, fmt.Sprintf("The group needs %d members that ask for GPU cards, %d do, and %d ask for none: those don't count",
-				r.size(), r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless))
-		}
 		return FilterResult{Reason: mgr.reason(r, m)}
 	case r.plan == nil && mgr.updatePause(r, now):
 		return FilterResult{Reason: r.waitsFor}

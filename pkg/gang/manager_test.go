@@ -214,7 +214,7 @@ func TestEventCardlessMembers(t *testing.T) {
 	s.tryAll()
 	s.advance(10 * testPatience)
 	s.tryAll()
-	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 ask for none") {
+	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 that ask for no cards") {
 		t.Errorf("events: %q", s.events)
 	}
 }

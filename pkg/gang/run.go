@@ -226,20 +226,11 @@ func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 		return
 	}
 	r.reportAt, r.stalled = time.Time{}, true
-	switch {
-	case mgr.continues(r):
+	if mgr.continues(r) {
 		mgr.requeueParked(r)
 		mgr.rehome(r, now)
 		mgr.changed(r, nil, now)
-	case mgr.tooFewAskForCards(r):
-		// Filter records this Event.
-	default:
-		mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+r.incomplete().Words)
+		return
 	}
-}
-
-// tooFewAskForCards reports whether enough pods name the group, but too few of them ask for cards.
-func (mgr *Manager) tooFewAskForCards(r *run) bool {
-	asking := r.existing() + r.counts[ineligible] + r.counts[foreign]
-	return asking < r.size() && asking+mgr.groups[r.key].cardless >= r.size()
+	mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+mgr.incomplete(r).Words)
 }

@@ -288,11 +288,11 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	case PhaseEvicting:
 		return reasons.GroupEvicting
 	}
-	return r.incomplete()
+	return mgr.incomplete(r)
 }
 
 // incomplete returns the reason for members of a run that has too few: how many members exist, and why other pods don't count.
-func (r *run) incomplete() reasons.Group {
+func (mgr *Manager) incomplete(r *run) reasons.Group {
 	if r.size() == 0 {
 		return r.disagree()
 	}
@@ -300,7 +300,11 @@ func (r *run) incomplete() reasons.Group {
 	if n := r.counts[ineligible]; n > 0 {
 		reason = reason.Ineligible(n, r.firstName(func(m *member) bool { return m.counted == ineligible }))
 	}
-	if r.stalled && r.counts[ineligible]+r.counts[foreign] == 0 {
+	asking, cardless := r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless
+	switch {
+	case asking < r.size() && asking+cardless >= r.size():
+		reason = reason.Cardless(cardless)
+	case r.stalled && asking == r.existing():
 		reason = reason.Stalled(r.workload())
 	}
 	schedulers := map[string]int{}

@@ -205,9 +205,6 @@ func (r *groupRun) reason(reported reasons.Group) reasons.Group {
 	case r.Phase == gang.PhaseBroken && !reported.Broken():
 		reason = reason.Because(reported)
 	}
-	if asking := len(r.bound) + len(r.pending) + len(r.ineligible) + r.Succeeded; asking > 0 && asking < r.Size && asking+r.cardless >= r.Size {
-		reason = reason.Cardless(r.cardless)
-	}
 	return reason
 }
 

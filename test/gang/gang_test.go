@@ -73,7 +73,7 @@ func TestMembers(t *testing.T) {
 	f.waitRejected("y", 1, "annotations and labels disagree")
 	f.Create(f.Pod("mpi-launcher", 0).GroupLabels("mpi", 2), f.Pod("mpi-worker", card).GroupLabels("mpi", 2))
 	f.waitRejected("mpi", 1, "1 of 2 members exist")
-	f.WaitEvent("mpi-worker", "GangIncomplete", "1 ask for none")
+	f.WaitEvent("mpi-worker", "GangIncomplete", "1 that ask for no cards")
 	f.WaitEvent("x-0", "GangInvalid", "disagree")
 	f.WaitEvent("y-0", "GangInvalid", "disagree")
 	f.Delete("x-1")
