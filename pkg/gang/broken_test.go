@@ -178,7 +178,7 @@ func (s *fixture) heldBinds() (n int) {
 	for _, g := range s.manager.groups {
 		for _, r := range g.runs {
 			if r.plan != nil {
-				n += r.plan.count[memberHeld]
+				n += r.plan.count[memberArrived]
 			}
 		}
 	}

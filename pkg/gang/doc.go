@@ -7,7 +7,7 @@
 //   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member, needs.go chooses those to place together).
 //   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go). wait.go decides when a run is tried and what it waits for,
 //     order.go which run goes first.
-//   - Permit: a barrier holds each member's bind call until all have arrived (permit.go, RequestPermit and openBarrier).
+//   - Permit: each member's bind call waits at a barrier until all have arrived (permit.go, RequestPermit and openBarrier).
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a
 //     bind can be unknown for a while: the run waits until it is known.
 //

@@ -15,10 +15,7 @@ import (
 // turns are the answers of fair sharing about all pods.
 type turns struct{ needed, awaited bool }
 
-func (t *turns) use(s *fixture) {
-	s.manager.NeedsTurn = func(gpu.Pod) bool { return t.needed }
-	s.manager.AwaitsTurn = func(gpu.Pod) bool { return t.awaited }
-}
+func (t *turns) NeedsTurn(gpu.Pod) bool { return t.needed }
 
 // fullCluster returns a fixture whose cards are full but one, with a group of two that needs a card each and has been offered all nodes.
 func fullCluster(t *testing.T) *fixture {
@@ -47,19 +44,19 @@ func TestTurnAndReservation(t *testing.T) {
 		"its namespace takes part now": {turns{}, turns{true, true}, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, now := fullCluster(t), test.before
+			s := fullCluster(t)
 			s.reserve()
 			for _, n := range s.ledger.Nodes() { // The pods were placed after the group was created.
 				for _, a := range n.Allocations {
 					s.ledger.SetBound(n.Name, a.Pod, a.Placement, s.now.Add(2*time.Second))
 				}
 			}
-			now.use(s)
+			*s.turns = test.before
 			for range 25 {
 				s.tick()
 				s.now = s.now.Add(time.Second)
 			}
-			now = test.after
+			*s.turns = test.after
 			s.tick()
 			if fits := s.fits(gpu.Pod{UID: "single", Request: 16}); s.reservations > 0 != test.reserved || fits != test.fits {
 				t.Errorf("%d reservations, want some: %t; another pod fits: %v, want %v", s.reservations, test.reserved, fits, test.fits)
@@ -79,7 +76,7 @@ func TestTurnAndPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := fullCluster(t)
-			test.turns.use(s)
+			*s.turns = test.turns
 			s.delete(s.created[0])
 			s.now = s.now.Add(time.Second)
 			s.manager.Tick(s.now)
@@ -104,7 +101,7 @@ func TestTurnAndPlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			(&turns{needed: true}).use(s)
+			s.turns.needed = true
 			for i, cards := range [][]int{{0}, {0}, {0}, {0, 1}} {
 				for _, card := range cards {
 					s.ledger.SetBound(s.nodes[i], gpu.Pod{UID: gpu.PodUID(fmt.Sprint("runs-", i, card)), Request: 16}, gpu.On(card, 16), s.now)
@@ -150,7 +147,7 @@ func TestTurnAndPlaces(t *testing.T) {
 func TestGrantedAfterFailures(t *testing.T) {
 	for _, granted := range []bool{false, true} {
 		s := newFixture(t)
-		(&turns{needed: true}).use(s)
+		s.turns.needed = true
 		s.createMany(2, "job", 2, 16, "t")
 		for _, id := range []string{"first", "second", "third"} {
 			s.manager.Failures.Failed(queue.Profile{Namespace: s.created[0].Namespace, ID: id, ShapeKey: id}, s.now, s.now)
@@ -180,7 +177,7 @@ func TestTurnAndPriority(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
-			test.turns.use(s)
+			*s.turns = test.turns
 			s.createMany(8, "job", 8, 16, "t")
 			s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			s.create("urgent", 1, 16, "t")
@@ -197,7 +194,7 @@ func TestTurnAndPriority(t *testing.T) {
 // TestTurnAndBroken: a broken group takes places of others nevertheless. Otherwise its bound members would be evicted.
 func TestTurnAndBroken(t *testing.T) {
 	s := newPhaseScene(t, "broken")
-	(&turns{true, false}).use(s)
+	s.turns.needed = true
 	s.namespace = "other"
 	s.createMany(7, "other", 7, 16, "t")
 	s.manager.filterAll(s.created[3].UID, s.nodes, s.now)

@@ -22,14 +22,14 @@ const (
 )
 
 // newManager returns a Manager on an empty ledger. A move that the table doesn't contain fails the test.
-func newManager(t *testing.T) *Manager {
-	l := ledger.New()
-	return New(Options{
-		Ledger: l, Release: func(uid gpu.PodUID) { l.Release(uid) },
+func newManager(t *testing.T) (mgr *Manager) {
+	mgr = New(Options{
+		Ledger: ledger.New(), Release: func(uid gpu.PodUID) { mgr.Ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: testHold, Patience: testPatience,
-		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, NeedsTurn: never, AwaitsTurn: never,
+		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, AwaitsTurn: never,
 		OnFailure: Evict, Observer: discard{}, IllegalMove: func(move string) { t.Error(move) },
 	})
+	return mgr
 }
 
 func never(gpu.Pod) bool { return false }
@@ -48,6 +48,7 @@ type fixture struct {
 	now     time.Time
 	manager *Manager
 	ledger  *ledger.Ledger
+	turns   *turns
 	// reserver is nil if no memory in use is reserved.
 	reserver *queue.Reserver
 	nodes    []string
@@ -81,10 +82,12 @@ type bindCall struct {
 }
 
 func newFixture(t *testing.T) *fixture {
-	manager := newManager(t)
+	manager, answers := newManager(t), &turns{}
 	s := &fixture{
-		T: t, now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default", manager: manager, ledger: manager.Ledger,
+		T: t, now: begin, pods: map[gpu.PodUID]*pod{}, failures: map[string]int{}, namespace: "default", manager: manager, turns: answers,
+		ledger: ledger.NewWithResources(nil, answers),
 	}
+	manager.Ledger, manager.AwaitsTurn = s.ledger, func(gpu.Pod) bool { return answers.awaited }
 	s.answer = func(uid gpu.PodUID) {
 		if p := s.pods[uid]; p != nil {
 			manager.Confirmed(p.Member, s.now)

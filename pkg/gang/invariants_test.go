@@ -20,9 +20,9 @@ func (s *fixture) checkPlan(r *run) {
 	for uid, pm := range p.members {
 		counted[pm.state]++
 		switch {
-		case (pm.permit != nil) != (pm.state == memberHeld):
+		case (pm.permit != nil) != (pm.state == memberArrived):
 			s.Errorf("member %s in state %d: a bind call is held: %v", uid, pm.state, pm.permit != nil)
-		case !p.isOpen() && pm.state > memberHeld, p.isOpen() && pm != p.last && pm.state < memberBinding:
+		case !p.isOpen() && pm.state > memberArrived, p.isOpen() && pm != p.last && pm.state < memberBinding:
 			s.Errorf("member %s is in state %d; the barrier is open: %v, it is the last: %v", uid, pm.state, p.isOpen(), pm == p.last)
 		}
 	}

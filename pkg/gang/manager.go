@@ -46,9 +46,9 @@ type Options struct {
 	Capacity func() ledger.Capacity
 	// Failures are those of all items.
 	Failures *queue.Failures
-	// NeedsTurn reports whether fair sharing decides when the pod may be scheduled, and AwaitsTurn whether that isn't now.
-	NeedsTurn, AwaitsTurn func(gpu.Pod) bool
-	// Hold is how long a bind is held at most.
+	// AwaitsTurn reports whether the pod must wait for its turn of fair sharing.
+	AwaitsTurn func(gpu.Pod) bool
+	// Hold is how long a bind call waits for the other members at most.
 	Hold time.Duration
 	// Patience is how long a plan's reservations last while members are missing, and how long a run may stay broken.
 	Patience  time.Duration
@@ -61,11 +61,11 @@ type Options struct {
 
 // Observer receives what metrics count.
 type Observer interface {
-	// GangHeld is called when a barrier opens, with the time for which the first member was held.
-	GangHeld(wait time.Duration)
+	// BarrierOpened is called when a barrier opens, with the time for which the first member waited.
+	BarrierOpened(wait time.Duration)
 	// GangBound counts gangs of which all members were bound.
 	GangBound()
-	// GangFailed counts plans that ended before all members were bound, also those that gave way to others, and held binds that were rejected after
+	// GangFailed counts plans that ended before all members were bound, also those that gave way to others, and bind calls that were rejected after
 	// the patience. The reason is one of reasons.GroupFailures.
 	GangFailed(reason reasons.Group)
 	// GangEvicted counts evicted members of broken runs.
@@ -174,7 +174,7 @@ func (mgr *Manager) StartLeading(now time.Time) {
 	}
 }
 
-// StopLeading is called while this process isn't the leader, and when it stops. It rejects the held binds, releases what
+// StopLeading is called while this process isn't the leader, and when it stops. It rejects the bind calls that wait, releases what
 // is reserved for binds that were not granted, and forgets all runs.
 func (mgr *Manager) StopLeading(now time.Time) {
 	mgr.mu.Lock()
@@ -339,8 +339,8 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.failLast(r, reasons.GroupExpired, now)
 			mgr.removeIfEmpty(r)
 		}
-	case p.count[memberHeld] > 0:
-		if now.Sub(p.firstHeld) >= mgr.Hold && mgr.keepPlaces(r, now) {
+	case p.count[memberArrived] > 0:
+		if now.Sub(p.firstArrived) >= mgr.Hold && mgr.keepPlaces(r, now) {
 			mgr.timeOut(r, now)
 		}
 	case !now.Before(p.expires) && mgr.keepPlaces(r, now):

@@ -36,7 +36,7 @@ func (k Key) Compare(o Key) int {
 
 // Member is a pod of a group, as read from its object.
 type Member struct {
-	// Request is 0 for a pod that asks for whole cards. It is counted and held like others, but only kube-scheduler
+	// Request is 0 for a pod that asks for whole cards. It is counted and waits like others, but only kube-scheduler
 	// knows where it fits.
 	gpu.Pod
 	Gang Key

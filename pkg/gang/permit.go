@@ -70,52 +70,52 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	case pm.state >= memberBinding:
 		return nil, &reasons.GroupBinding
 	}
-	mgr.hold(r, pm, permit, now)
+	mgr.arrive(r, pm, permit, now)
 	switch kept := mgr.keepPlace(r, m, pm, now); {
 	case !kept:
 		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
-	case r.plan.count[memberHeld] == len(r.plan.members):
+	case r.plan.count[memberArrived] == len(r.plan.members):
 		mgr.openBarrier(r, now)
 	}
 	return permit, nil
 }
 
-// hold holds a bind call.
-func (mgr *Manager) hold(r *run, pm *plannedMember, permit *Permit, now time.Time) {
+// arrive lets a bind call wait for its permit.
+func (mgr *Manager) arrive(r *run, pm *plannedMember, permit *Permit, now time.Time) {
 	p := r.plan
 	if p.isOpen() {
-		p.opened = now // The call that was held when the barrier opened was cancelled.
+		p.opened = now // The call that waited when the barrier opened was cancelled.
 	}
 	if pm.permit != nil {
 		pm.permit.reject(reasons.GroupChanged) // kube-scheduler abandoned the earlier call.
 	}
-	if p.count[memberHeld] == 0 {
-		p.firstHeld = now
+	if p.count[memberArrived] == 0 {
+		p.firstArrived = now
 	}
 	pm.permit = permit
-	p.set(pm, memberHeld)
+	p.set(pm, memberArrived)
 }
 
-// rejectOne rejects the held bind of a member, which is expected again.
+// rejectOne rejects the bind call of a member, which is expected again.
 func (p *plan) rejectOne(pm *plannedMember, reason reasons.Group) {
 	pm.permit.reject(reason)
 	pm.permit, pm.passed = nil, false
 	p.set(pm, memberExpected)
 }
 
-// grant grants the held bind of a member.
+// grant grants the permit of a member.
 func (p *plan) grant(pm *plannedMember, opened time.Time, markWhole bool) {
 	pm.permit.grant(opened, markWhole)
 	pm.permit = nil
 	p.set(pm, memberBinding)
 }
 
-// rejectHeld rejects the held binds.
-func (p *plan) rejectHeld(reason reasons.Group) {
+// rejectArrived rejects the bind calls that wait.
+func (p *plan) rejectArrived(reason reasons.Group) {
 	for _, pm := range p.order {
-		if pm.state == memberHeld {
+		if pm.state == memberArrived {
 			p.rejectOne(pm, reason)
 		}
 	}
@@ -145,7 +145,7 @@ func (mgr *Manager) keepPlaces(r *run, now time.Time) bool {
 	return true
 }
 
-// openBarrier grants the held permits, except one: the last member is bound after all others, so that its Binding can
+// openBarrier grants all permits except one: the last member is bound after all others, so that its Binding can
 // mark the run as whole.
 func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	p := r.plan
@@ -157,7 +157,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	}
 	p.opened = now
 	mgr.move(r, PhaseBinding, now)
-	mgr.Observer.GangHeld(now.Sub(p.firstHeld))
+	mgr.Observer.BarrierOpened(now.Sub(p.firstArrived))
 	p.last = p.order[len(p.order)-1]
 	for _, pm := range p.order {
 		if pm != p.last {
@@ -167,17 +167,17 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 	mgr.advance(r, now)
 }
 
-// timeOut rejects the held binds after Hold. If more members arrived than in the hold before, the reservations stay and the members are
+// timeOut rejects the bind calls that have waited for Hold. If more members arrived than the last time, the reservations stay and the members are
 // retried together, until twice the patience has passed. Otherwise the plan has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
-	if p.count[memberHeld] <= p.maxHeld || now.Sub(p.made) >= 2*mgr.Patience {
+	if p.count[memberArrived] <= p.mostArrived || now.Sub(p.made) >= 2*mgr.Patience {
 		mgr.abandonPlan(r, reasons.GroupTimedOut, now)
 		return
 	}
-	p.maxHeld = p.count[memberHeld]
+	p.mostArrived = p.count[memberArrived]
 	mgr.Observer.GangFailed(reasons.GroupTimedOut)
-	p.rejectHeld(reasons.GroupTimedOut)
+	p.rejectArrived(reasons.GroupTimedOut)
 	mgr.extend(r, now)
 }
 
@@ -256,7 +256,7 @@ func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
 
 // recordOutcome records whether a member is bound.
 func (mgr *Manager) recordOutcome(r *run, pm *plannedMember, isBound bool, now time.Time) {
-	if pm.state == memberHeld { // Another bind than this one has bound the last member: this one finds that out.
+	if pm.state == memberArrived { // Another bind than this one has bound the last member: this one finds that out.
 		r.plan.grant(pm, now, false)
 	}
 	if isBound {
@@ -280,7 +280,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 		mgr.abandonPlan(r, reasons.GroupNotBound, now)
 	case p.count[memberFailed] > 0:
 		mgr.failLast(r, reasons.GroupNotBound, now)
-	case last.state == memberHeld:
+	case last.state == memberArrived:
 		p.grant(last, p.opened, true)
 	}
 }
@@ -288,7 +288,7 @@ func (mgr *Manager) advance(r *run, now time.Time) {
 // failLast gives up the last member of a run whose barrier is open, and with it the plan.
 func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	last := r.plan.last
-	r.plan.rejectHeld(reason)
+	r.plan.rejectArrived(reason)
 	if last.node != "" {
 		mgr.Release(last.uid)
 	}

@@ -28,10 +28,10 @@ type plan struct {
 	last *plannedMember
 	// count is the number of members in each state.
 	count [memberStates]int
-	// firstHeld is since when a bind call is held.
-	firstHeld time.Time
-	// maxHeld is the largest number of members that were held when a hold ended.
-	maxHeld int
+	// firstArrived is since when a bind call waits.
+	firstArrived time.Time
+	// mostArrived is the largest number of members that had arrived when timeOut rejected them.
+	mostArrived int
 }
 
 // plannedMember is a member's part of a plan.
@@ -45,7 +45,7 @@ type plannedMember struct {
 	state memberState
 	// passed is true if filter has returned the node, and no bind call of the member was rejected since: kube-scheduler may have placed it there.
 	passed bool
-	// permit is that of the bind call that is held; nil if none is.
+	// permit is that of the bind call that waits; nil if none does.
 	permit *Permit
 }
 
@@ -53,10 +53,10 @@ type plannedMember struct {
 type memberState uint8
 
 const (
-	// memberExpected: no bind call of it is held.
+	// memberExpected: no bind call of it waits.
 	memberExpected memberState = iota
-	// memberHeld: its bind call is held.
-	memberHeld
+	// memberArrived: its bind call waits for the other members.
+	memberArrived
 	// memberBinding: its permit is granted, and it isn't known yet whether it is bound.
 	memberBinding
 	// memberBound: it is bound.
@@ -130,7 +130,7 @@ func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Tim
 	}
 	mgr.work += len(n.requests)
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
-	mayTake := r.phase == PhaseBroken || !n.any(mgr.NeedsTurn)
+	mayTake := r.phase == PhaseBroken || !n.any(mgr.Ledger.NeedsTurn)
 	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o) })
 	if len(granted) > 0 { // Its own places give way first.
 		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, granted)
@@ -237,11 +237,11 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	}
 }
 
-// endPlan removes the plan from the run, rejects the held binds, and releases the reservations that belong to the plan.
+// endPlan removes the plan from the run, rejects the bind calls that wait, and releases the reservations that belong to the plan.
 func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	p := r.plan
 	r.plan = nil
-	p.rejectHeld(reason)
+	p.rejectArrived(reason)
 	for _, pm := range p.order {
 		mgr.Ledger.Disown(ledger.Planned, pm.uid)
 		if pm.node != "" && pm.state < memberBinding {

@@ -105,7 +105,7 @@ func (mgr *Manager) report(r *run) Report {
 // discard is an Observer that does nothing.
 type discard struct{}
 
-func (discard) GangHeld(time.Duration)   {}
-func (discard) GangBound()               {}
-func (discard) GangFailed(reasons.Group) {}
-func (discard) GangEvicted()             {}
+func (discard) BarrierOpened(time.Duration) {}
+func (discard) GangBound()                  {}
+func (discard) GangFailed(reasons.Group)    {}
+func (discard) GangEvicted()                {}

@@ -148,7 +148,7 @@ func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 func (mgr *Manager) becomeWhole(r *run, now time.Time) {
 	if p := r.plan; p != nil {
 		mgr.Failures.Arrived(p.profile)
-		if p.isOpen() && p.last.state == memberHeld {
+		if p.isOpen() && p.last.state == memberArrived {
 			p.grant(p.last, now, true)
 		}
 		mgr.endPlan(r, reasons.GroupChanged)

@@ -17,7 +17,7 @@ const (
 	PhasePending
 	// PhasePlanned: memory is reserved for all members.
 	PhasePlanned
-	// PhasePermitting is what users see of PhasePlanned while bind calls are held, until all members have arrived.
+	// PhasePermitting is what users see of PhasePlanned once members have arrived.
 	PhasePermitting
 	// PhaseBinding: the barrier is open, and binds are in flight or unconfirmed.
 	PhaseBinding
@@ -74,7 +74,7 @@ func (p Phase) isStarting() bool {
 
 // shownPhase returns the phase as users see it.
 func (r *run) shownPhase() Phase {
-	if r.phase == PhasePlanned && r.plan.count[memberHeld] > 0 {
+	if r.phase == PhasePlanned && r.plan.count[memberArrived] > 0 {
 		return PhasePermitting
 	}
 	return r.phase

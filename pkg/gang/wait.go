@@ -83,12 +83,12 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 		return false
 	}
 	mgr.build(r, n)
-	granted, alike := mgr.grantedPlaces(n), roomKey{n.requestsKey, r.item.Priority, r.mayDisplace()}
+	granted, key := mgr.grantedPlaces(n), roomKey{n.requestsKey, r.item.Priority, r.mayDisplace()}
 	// Only r can use these places, or the memory of its awaited reservation.
 	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.HasAwaited(n.requests[0].Pod.UID)
 
 	// A run behind one like it can displace fewer runs, so it has no room either.
-	if last, found := mgr.noRoomFor[alike]; found && !exclusive && last.appliesTo(r, freed, now) {
+	if last, found := mgr.noRoomFor[key]; found && !exclusive && last.appliesTo(r, freed, now) {
 		r.waitsFor, r.noRoom = reasons.GroupNoRoom, last
 		return false
 	}
@@ -96,7 +96,7 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	if places == nil {
 		r.waitsFor, r.noRoom = reasons.GroupNoRoom, noRoom{r.item, now, freed}
 		if !exclusive {
-			mgr.noRoomFor[alike] = r.noRoom
+			mgr.noRoomFor[key] = r.noRoom
 		}
 		return false
 	}
@@ -197,12 +197,12 @@ func (mgr *Manager) Waiting(now time.Time) (items []queue.Item) {
 		if !r.waits() || r.needed().any(mgr.AwaitsTurn) || !r.onlyLacksResources(now) {
 			continue
 		}
-		like := r.item.ID
+		key := r.item.ID
 		if n := r.needed(); n.requests != nil {
-			like = strconv.FormatUint(n.requestsKey, 36) + " " + strconv.Itoa(int(r.item.Priority))
+			key = strconv.FormatUint(n.requestsKey, 36) + " " + strconv.Itoa(int(r.item.Priority))
 		}
 		items = append(items, queue.Item{
-			Item: r.item, RoomKey: like, Profile: mgr.profile(r),
+			Item: r.item, RoomKey: key, Profile: mgr.profile(r),
 			Requests: func() []ledger.Request { return mgr.waitingRequests(r) },
 		})
 	}
@@ -277,7 +277,7 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 		if m != nil && r.plan.members[m.UID] == nil {
 			return reasons.GroupSurplus
 		}
-		return reasons.GroupArriving(r.plan.count[memberHeld], len(r.plan.members))
+		return reasons.GroupArriving(r.plan.count[memberArrived], len(r.plan.members))
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:

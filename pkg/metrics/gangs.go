@@ -46,8 +46,8 @@ func (g *Gangs) Count(phases func() map[string]int) {
 	}})
 }
 
-// GangHeld implements gang.Observer.
-func (g *Gangs) GangHeld(wait time.Duration) { g.held.Observe(wait.Seconds()) }
+// BarrierOpened implements gang.Observer.
+func (g *Gangs) BarrierOpened(wait time.Duration) { g.held.Observe(wait.Seconds()) }
 
 // GangBound implements gang.Observer.
 func (g *Gangs) GangBound() { g.bound.Inc() }

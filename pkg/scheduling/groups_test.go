@@ -35,8 +35,8 @@ type openings struct {
 	opening chan struct{}
 }
 
-// GangHeld is called with the lock of the gang's manager held.
-func (o *openings) GangHeld(time.Duration) {
+// BarrierOpened is called with the lock of the gang's manager held.
+func (o *openings) BarrierOpened(time.Duration) {
 	o.opening <- struct{}{}
 	<-o.opening
 }
@@ -224,7 +224,7 @@ func TestGangIsBoundTogether(t *testing.T) {
 				t.Errorf("%s is of run %q", pod.Name, run)
 			}
 		}
-		if g.gangs.Count("gang bound") != 1 || g.gangs.Count("gang held") != 1 {
+		if g.gangs.Count("gang bound") != 1 || g.gangs.Count("barriers opened") != 1 {
 			t.Errorf("counted: %v", g.gangs.Counts())
 		}
 		for _, pod := range g.pods {

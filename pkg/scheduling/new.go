@@ -43,12 +43,12 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		o.newGroup = background.Goroutines
 	}
 	nodes := eligibility.NewCluster()
-	var exempt *dispatch.TurnRules
+	var turnRules *dispatch.TurnRules
 	if o.FairShare.On {
-		exempt = dispatch.NewTurnRules(o.FairShare.PriorityCutoff)
+		turnRules = dispatch.NewTurnRules(o.FairShare.PriorityCutoff)
 	}
 	s := &Scheduler{
-		Options: o, ledger: ledger.NewWithResources(nodes, exempt), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		Options: o, ledger: ledger.NewWithResources(nodes, turnRules), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
@@ -73,7 +73,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s.groups = s.newGroups()
 	if o.FairShare.On {
-		s.fair = s.newFairShare(o.FairShare, exempt)
+		s.fair = s.newFairShare(o.FairShare, turnRules)
 	}
 	s.nominator = s.newNominator()
 	s.groups.nominator = s.nominator
@@ -125,7 +125,6 @@ func (s *Scheduler) newGroups() *groups {
 		},
 		Capacity:   func() ledger.Capacity { return s.capacity(ledger.Reclaimed) },
 		Failures:   s.failures,
-		NeedsTurn:  s.ledger.NeedsTurn,
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
 	return &groups{
@@ -134,11 +133,11 @@ func (s *Scheduler) newGroups() *groups {
 	}
 }
 
-func (s *Scheduler) newFairShare(o FairShareOptions, exempt *dispatch.TurnRules) *fairShare {
+func (s *Scheduler) newFairShare(o FairShareOptions, turnRules *dispatch.TurnRules) *fairShare {
 	options := dispatch.Options{
 		Ledger: s.ledger, Release: func(uid gpu.PodUID) { s.binder.Release(uid) }, View: s.view(),
 		Nodes: s.nodes, Failures: s.failures, Patience: s.Gangs.Patience, MayEvict: s.executor.Ready, Evicting: s.executor.IsEvicting,
-		Groups: s.groups.manager, TurnRules: exempt, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
+		Groups: s.groups.manager, TurnRules: turnRules, Provisioning: o.Provisioning, ReclaimAfter: o.ReclaimAfter, MinRuntime: o.MinRuntime, Observer: o.Observer,
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,

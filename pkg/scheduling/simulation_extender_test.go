@@ -509,7 +509,7 @@ func (nullObserver) CacheSynced(time.Duration)      {}
 // gangObserver counts what happens to groups.
 type gangObserver struct{ w *world }
 
-func (o gangObserver) GangHeld(time.Duration)          {}
+func (o gangObserver) BarrierOpened(time.Duration)     {}
 func (o gangObserver) GangBound()                      {}
 func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
 func (o gangObserver) GangEvicted()                    { o.w.stats.evicted++ }

@@ -84,27 +84,27 @@ func (a podKey) String() string {
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
 func (w *waiting) pods(now time.Time) (items []queue.Item) {
 	first := map[podKey]*clustercache.PodInfo{}
-	broken := map[gang.Key][]gpu.PodUID{}
+	completing := map[gang.Key][]gpu.PodUID{}
 	for _, pod := range w.cache.Pending() {
 		if !w.mayBeItem(pod) {
 			continue
 		}
-		like := podKey{pod.Namespace, pod.Shape(), pod.OtherRequests(), pod.Priority, w.replaces(pod, broken, now)}
-		if earliest := first[like]; earliest == nil || entersBefore(pod, earliest) {
-			first[like] = pod
+		key := podKey{pod.Namespace, pod.Shape(), pod.OtherRequests(), pod.Priority, w.replaces(pod, completing, now)}
+		if earliest := first[key]; earliest == nil || entersBefore(pod, earliest) {
+			first[key] = pod
 		}
 	}
-	for like, pod := range first {
-		shape := like
+	for key, pod := range first {
+		shape := key
 		shape.completesGroup = false // It changes with each bind of another member, and the pod's failures are remembered.
 		id := ledger.PodItemID(pod.Pod)
 		items = append(items, queue.Item{
 			Item: ledger.Item{
-				ID: id, Label: "pod " + pod.String(), CompletesGroup: like.completesGroup, Priority: pod.Priority, Entered: pod.Pending.Created,
+				ID: id, Label: "pod " + pod.String(), CompletesGroup: key.completesGroup, Priority: pod.Priority, Entered: pod.Pending.Created,
 			},
-			RoomKey: like.String(),
+			RoomKey: key.String(),
 			Profile: queue.Profile{
-				Namespace: pod.Namespace, ID: id, ShapeKey: shape.String(), Size: queue.Size{Memory: pod.Request}, CompletesGroup: like.completesGroup,
+				Namespace: pod.Namespace, ID: id, ShapeKey: shape.String(), Size: queue.Size{Memory: pod.Request}, CompletesGroup: key.completesGroup,
 			},
 			ByKubeScheduler: true,
 			Requests: func() []ledger.Request {
@@ -129,16 +129,16 @@ func (w *waiting) mayBeItem(pod *clustercache.PodInfo) bool {
 	return !w.ledger.NeedsTurn(pod.Pod)
 }
 
-// replaces reports whether the pod is a member that a running group lacks. broken has the answers for the groups that were asked about in this pass.
-func (w *waiting) replaces(pod *clustercache.PodInfo, broken map[gang.Key][]gpu.PodUID, now time.Time) bool {
+// replaces reports whether the pod is a member that a running group lacks. completing has the answers for the groups that were asked about in this pass.
+func (w *waiting) replaces(pod *clustercache.PodInfo, completing map[gang.Key][]gpu.PodUID, now time.Time) bool {
 	member := w.groups.memberOf(pod)
 	if member == nil {
 		return false
 	}
-	if _, asked := broken[member.Gang]; !asked {
-		broken[member.Gang] = w.groups.manager.Startable(member.Gang, now).Completing
+	if _, asked := completing[member.Gang]; !asked {
+		completing[member.Gang] = w.groups.manager.Startable(member.Gang, now).Completing
 	}
-	return slices.Contains(broken[member.Gang], pod.UID)
+	return slices.Contains(completing[member.Gang], pod.UID)
 }
 
 // entersBefore orders the pods of a namespace as their items: by creation, then by name.

@@ -91,8 +91,8 @@ func (o *Observer) Nominated(result reasons.Result) { o.add("nomination "+string
 // GateOpened counts "gate opened" and the result.
 func (o *Observer) GateOpened(ok bool) { o.add(fmt.Sprintf("gate opened %v", ok), 1) }
 
-// GangHeld counts "gang held".
-func (o *Observer) GangHeld(time.Duration) { o.add("gang held", 1) }
+// BarrierOpened counts "barriers opened".
+func (o *Observer) BarrierOpened(time.Duration) { o.add("barriers opened", 1) }
 
 // GangBound counts "gang bound".
 func (o *Observer) GangBound() { o.add("gang bound", 1) }
