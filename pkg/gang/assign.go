@@ -66,7 +66,7 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 		unfinished = g.unfinishedRun()
 	}
 	switch {
-	case m.Run == "", unfinished == nil && (m.marksWhole() || mgr.countAs(m) != bound), unfinished != nil && !unfinished.mayInclude(m):
+	case m.Run == "", unfinished == nil && (m.marksWhole() || m.category() != bound), unfinished != nil && !unfinished.mayInclude(m):
 		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, PhaseRunning, now)
@@ -116,7 +116,7 @@ func (r *run) mayInclude(m *member) bool {
 
 // join adds a member to the run.
 func (mgr *Manager) join(r *run, m *member) {
-	m.run, m.counted = r, mgr.countAs(m)
+	m.run, m.counted = r, m.category()
 	r.members[m.UID] = m
 	if r.order != nil {
 		i, _ := slices.BinarySearchFunc(r.order, m, compareAge)
@@ -208,7 +208,7 @@ func (mgr *Manager) findWholeRuns() {
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	class := func(m *member) int {
 		switch {
-		case mgr.countAs(m) == bound:
+		case m.category() == bound:
 			return 0
 		case m.Node != "":
 			return 1

@@ -111,8 +111,7 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	}
 	switch {
 	case r.inherited && r.lostMembers():
-		// This was checked when the process became the leader. But then the watch may not have reported a deletion yet, or it
-		// was not known yet which members another scheduler owns.
+		// This was checked when the process became the leader. But then the watch may not have reported a deletion yet.
 		mgr.nowRuns(r, now)
 		return
 	case mgr.OnFailure == Keep:

@@ -206,46 +206,6 @@ func TestReservationNeedsAnOffer(t *testing.T) {
 	}
 }
 
-// TestForeignMembers: members that are assigned to a scheduler that never calls the extender don't count.
-func TestForeignMembers(t *testing.T) {
-	s := newFixture(t)
-	s.createMany(2, "job", 2, 16, "t")
-	s.created[0].Scheduler, s.created[1].Scheduler = "default-scheduler", "nonesuch"
-	s.report(s.created[0])
-	s.report(s.created[1])
-	result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	if want := "gang: 1 of 2 members exist; not counted: 1 of scheduler nonesuch, which has not called the extender"; result.Reason.Text() != want {
-		t.Errorf("%q, want %q", result.Reason.Text(), want)
-	}
-	s.manager.filterAll(s.created[1].UID, s.nodes, s.now)
-	if result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now); len(result.Nodes) != 1 {
-		t.Errorf("once that scheduler has called the extender: %q", result.Reason.Text())
-	}
-}
-
-// TestGatedMembers: a group whose scheduler has not called the extender yet, since fair sharing holds all of its pods back, gets its
-// turn, although another scheduler has called.
-func TestGatedMembers(t *testing.T) {
-	s := newFixture(t)
-	s.createMany(2, "known", 2, 16, "t")
-	s.createMany(2, "job", 2, 16, "t")
-	for i, p := range s.created {
-		p.Scheduler, p.Gated = []string{"default-scheduler", "other-profile"}[i/2], i/2 == 1
-		s.report(p)
-	}
-	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	if together := s.manager.Startable(Key{Namespace: "default", Name: "job"}, s.now).Together; len(together) != 2 {
-		t.Errorf("%d members can be started together", len(together))
-	}
-	for _, p := range s.created[2:] {
-		p.Gated = false
-		s.report(p)
-	}
-	if result := s.manager.filterAll(s.created[2].UID, s.nodes, s.now); len(result.Nodes) != 1 {
-		t.Errorf("after its turn: %q", result.Reason.Text())
-	}
-}
-
 // TestDisplace: a single pod takes the places of groups of lower priority that are not bound yet: the last ones in the
 // order, and no more than needed.
 func TestDisplace(t *testing.T) {

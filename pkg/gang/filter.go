@@ -2,7 +2,6 @@ package gang
 
 import (
 	"hash/maphash"
-	"maps"
 	"slices"
 	"time"
 
@@ -44,7 +43,6 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 	if !mgr.leading {
 		return FilterResult{Reason: reasons.GroupStarting}
 	}
-	mgr.learnScheduler(m.Scheduler, now)
 	r := m.run
 	result := mgr.filter(r, m, candidates, mgr.intern(set, all), now)
 	r.parked = r.parked || !result.Alone && len(result.Nodes) == 0
@@ -213,38 +211,4 @@ func (mgr *Manager) intern(fingerprint uint64, names []string) *candidates {
 	set := &candidates{fingerprint, names}
 	mgr.sets[fingerprint] = set
 	return set
-}
-
-// LearnScheduler records a filter call by the scheduler for a member that was rejected because it isn't its turn.
-func (mgr *Manager) LearnScheduler(scheduler string, now time.Time) {
-	mgr.mu.Lock()
-	defer mgr.mu.Unlock()
-	if mgr.leading {
-		mgr.learnScheduler(scheduler, now)
-	}
-}
-
-// learnScheduler records that the scheduler of this name calls the extender. Once such a scheduler is known, members that are
-// assigned to another scheduler don't count until that scheduler calls too.
-func (mgr *Manager) learnScheduler(name string, now time.Time) {
-	if mgr.schedulers[name] {
-		return
-	}
-	mgr.schedulers[name] = true
-	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
-		for _, r := range slices.Clone(mgr.groups[key].runs) {
-			for _, m := range r.sorted(func(m *member) bool { return m.counted == foreign || m.counted == pending }) {
-				if mgr.countAs(m) != m.counted {
-					in := m.run // It may have moved to another run meanwhile.
-					mgr.recount(m, func() {})
-					mgr.changed(in, m, now)
-				}
-			}
-		}
-	}
-}
-
-// ours reports whether a scheduler of this name calls the extender, as far as is known.
-func (mgr *Manager) ours(name string) bool {
-	return len(mgr.schedulers) == 0 || mgr.schedulers[name]
 }

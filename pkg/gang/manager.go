@@ -121,18 +121,15 @@ type Manager struct {
 	// unknownPods are the pods of filter calls that the watch has not reported yet.
 	unknownPods map[gpu.PodUID]struct{}
 	// sets are the latest sets of candidate nodes. Equal sets are stored once, and most are equal.
-	sets map[uint64]*candidates
-	// schedulers are the names of the schedulers that have called filter.
-	schedulers map[string]bool
-	effects    Effects
+	sets    map[uint64]*candidates
+	effects Effects
 }
 
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
 		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{}, placed: map[*run]bool{},
-		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{},
-		schedulers: map[string]bool{}, seed: maphash.MakeSeed(),
+		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{}, seed: maphash.MakeSeed(),
 	}
 }
 

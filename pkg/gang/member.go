@@ -70,7 +70,7 @@ type Member struct {
 	MarkedWhole bool
 	// Ended is true if the pod has succeeded or failed, Succeeded if it has succeeded.
 	Ended, Succeeded bool
-	// Gated is true if the pod has the scheduling gate of fair sharing: no scheduler can have tried it yet. GatedOtherwise is true if it has others.
+	// Gated is true if the pod has the scheduling gate of fair sharing, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
 	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
 	// count.
@@ -92,15 +92,12 @@ const (
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
-	// foreign members are assigned to a scheduler that has not called the extender. A gated member is not foreign: its
-	// scheduler can't have tried it yet.
-	foreign
 
 	categories
 )
 
-// category returns what the member counts as. ours reports whether a scheduler calls the extender.
-func (m *Member) category(ours func(scheduler string) bool) category {
+// category returns what the member counts as.
+func (m *member) category() category {
 	switch {
 	case m.Succeeded:
 		return succeeded
@@ -108,10 +105,8 @@ func (m *Member) category(ours func(scheduler string) bool) category {
 		return other
 	case m.Node != "":
 		return bound
-	case m.Problem != "", m.GatedOtherwise:
+	case m.problem() != "", m.GatedOtherwise:
 		return ineligible
-	case !m.Gated && !ours(m.Scheduler):
-		return foreign
 	}
 	return pending
 }

@@ -86,7 +86,7 @@ func (mgr *Manager) report(r *run) Report {
 		switch m.counted {
 		case bound:
 			report.Bound = append(report.Bound, m.Name)
-		case pending, ineligible, foreign:
+		case pending, ineligible:
 			report.Pending = append(report.Pending, m.Name)
 		default:
 			continue

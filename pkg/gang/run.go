@@ -59,14 +59,6 @@ type run struct {
 	removed   bool
 }
 
-func (mgr *Manager) countAs(m *member) category {
-	as := m.category(mgr.ours)
-	if m.groupProblem != "" && (as == pending || as == foreign) {
-		return ineligible
-	}
-	return as
-}
-
 // add counts a member n times, see tally.add.
 func (r *run) add(m *member, n int) {
 	r.tally.add(m, n)
@@ -77,7 +69,7 @@ func (r *run) add(m *member, n int) {
 func (mgr *Manager) recount(m *member, change func()) {
 	m.run.add(m, -1)
 	change()
-	m.counted = mgr.countAs(m)
+	m.counted = m.category()
 	m.run.add(m, 1)
 }
 

@@ -129,7 +129,7 @@ func (t *tally) size() int {
 func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.succeededCounted }
 
 // unbound counts the members that could be bound.
-func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] + t.counts[foreign] }
+func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] }
 
 // lacking is how many pending members must be bound together.
 func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.succeededCounted }

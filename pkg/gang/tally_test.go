@@ -55,7 +55,7 @@ func (t *tally) summary() map[string]any {
 // memberOf decodes a member from two bytes.
 func memberOf(a, b byte) *member {
 	m := &member{Member: Member{
-		Size: int(a>>4) % 3, Controller: []string{"", "x", "y"}[a%3], MarkedWhole: a&8 != 0, Scheduler: []string{"ours", "theirs"}[b&1],
+		Size: int(a>>4) % 3, Controller: []string{"", "x", "y"}[a%3], MarkedWhole: a&8 != 0,
 	}}
 	m.Priority = int32(b>>1) % 3
 	switch b >> 4 {
@@ -70,7 +70,7 @@ func memberOf(a, b byte) *member {
 	case 8:
 		m.GatedOtherwise = true
 	}
-	m.counted = m.category(func(name string) bool { return name == "ours" })
+	m.counted = m.category()
 	return m
 }
 
@@ -130,7 +130,7 @@ func TestAccepts(t *testing.T) {
 			tally := newTally()
 			for _, m := range tc.members {
 				member := &member{Member: m}
-				member.counted = m.category(func(string) bool { return true })
+				member.counted = m.category()
 				tally.add(member, 1)
 			}
 			for controller, want := range tc.accepts {

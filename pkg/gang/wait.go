@@ -300,24 +300,12 @@ func (mgr *Manager) incomplete(r *run) reasons.Group {
 	if n := r.counts[ineligible]; n > 0 {
 		reason = reason.Ineligible(n, r.firstName(func(m *member) bool { return m.counted == ineligible }))
 	}
-	asking, cardless := r.existing()+r.counts[ineligible]+r.counts[foreign], mgr.groups[r.key].cardless
+	asking, cardless := r.existing()+r.counts[ineligible], mgr.groups[r.key].cardless
 	switch {
 	case asking < r.size() && asking+cardless >= r.size():
 		reason = reason.Cardless(cardless)
 	case r.stalled && asking == r.existing():
 		reason = reason.Stalled(r.workload())
-	}
-	schedulers := map[string]int{}
-	if r.counts[foreign] > 0 {
-		for _, m := range r.members {
-			if m.counted == foreign {
-				schedulers[m.Scheduler]++
-			}
-		}
-	}
-	names := slices.Sorted(maps.Keys(schedulers))
-	for _, name := range names[:min(len(names), 3)] {
-		reason = reason.Foreign(schedulers[name], name)
 	}
 	return reason
 }

@@ -62,7 +62,7 @@ func Groups() []Group {
 		GroupBehindFailed, GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
 }
 
-// GroupIncomplete says that of the members that must be bound together only some exist. Ineligible, Foreign and Cardless add why others
+// GroupIncomplete says that of the members that must be bound together only some exist. Ineligible and Cardless add why others
 // don't count. No number follows a comma and a space: kube-scheduler separates the reasons of nodes so.
 func GroupIncomplete(existing, size int) Group {
 	return Group{labelIncomplete, fmt.Sprintf("%d of %d members exist", existing, size)}
@@ -71,11 +71,6 @@ func GroupIncomplete(existing, size int) Group {
 // Ineligible adds that n members don't count, such as the named pod.
 func (g Group) Ineligible(n int, pod string) Group {
 	return g.and("; not counted: %d with scheduling gates or an invalid group, such as %s", n, pod)
-}
-
-// Foreign adds that n members don't count, because their scheduler doesn't call the extender.
-func (g Group) Foreign(n int, scheduler string) Group {
-	return g.and("; not counted: %d of scheduler %s, which has not called the extender", n, scheduler)
 }
 
 // Cardless adds that n members don't count, because they ask for no cards.

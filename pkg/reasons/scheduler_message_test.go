@@ -60,7 +60,7 @@ func TestKept(t *testing.T) {
 // The reasons of groups are found again in the message of a filter call and of a bind.
 func TestGroupsRoundTrip(t *testing.T) {
 	groups := append(Groups(),
-		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2, "b").Foreign(3, "volcano").Foreign(3, "x").Cardless(1), GroupArriving(2, 4),
+		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2, "b").Cardless(1), GroupArriving(2, 4),
 		GroupIncomplete(1, 4).Stalled("StatefulSet"), GroupIncomplete(1, 4).Stalled("LeaderWorkerSet"), GroupIncomplete(1, 4).Stalled("Job"),
 		GroupIncomplete(1, 4).Stalled("ReplicaSet"), GroupIncomplete(1, 4).Stalled(""),
 		GroupBroken(3, 4), GroupBroken(3, 4).Because(GroupNoRoom), GroupBroken(3, 4).Because(Group{}), GroupInvalid("the pod has a group size and no group name"),

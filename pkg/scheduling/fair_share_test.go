@@ -183,30 +183,6 @@ func TestFairShareGroup(t *testing.T) {
 	})
 }
 
-// A group without gates, of a scheduler whose pods have all been rejected, gets its turn, although another scheduler has called the extender.
-func TestFairShareGroupOfOtherScheduler(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGangFixture(t)
-		of := func(name string) fake.PodEdit { return func(pod *corev1.Pod) { pod.Spec.SchedulerName = name } }
-		g.pods = []*corev1.Pod{member(2, 0, of("other-profile")), member(2, 1, of("other-profile"))}
-		known := fake.Pod("known-0", 1, of("default-scheduler"), fake.Priority(1000),
-			fake.Annotation(protocol.AnnotationGroupName, "known"), fake.Annotation(protocol.AnnotationGroupSize, "2"))
-		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), known)
-		g.pass("the leader's answer", func() bool {
-			message := g.filter(known, "n1").Message
-			return message != reasons.GroupStarting.Text() && message != reasons.GroupUnknown.Text()
-		})
-		g.publishObject(g.pods[0])
-		g.publishObject(g.pods[1])
-		for _, pod := range g.pods {
-			if result := g.filter(pod, "n1"); result.Message != reasons.AwaitsTurn {
-				t.Errorf("before its turn filter answers %q", result.Message)
-			}
-		}
-		g.pass("places for the group", func() bool { return g.allocation("uid-job-0") == "assumed n1 card 0" })
-	})
-}
-
 // Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.
 func TestFairShareFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -24,7 +24,6 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	}
 	s.failures.Tried(s.Clock.Now())
 	if s.fair.awaitsTurn(pod) {
-		s.groups.learnScheduler(object)
 		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil
 	}
 	s.recordTry(object, pod, nodes)

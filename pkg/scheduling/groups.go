@@ -94,14 +94,6 @@ func (g *groups) includes(pod *corev1.Pod) bool {
 	return g.Hold > 0 && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
 }
 
-// learnScheduler records a filter call for a pod that was rejected because it isn't its turn.
-func (g *groups) learnScheduler(pod *corev1.Pod) {
-	if g.includes(pod) {
-		g.manager.LearnScheduler(pod.Spec.SchedulerName, g.clock.Now())
-		g.act()
-	}
-}
-
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
 func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, decided bool) {
 	if !g.includes(pod) {
