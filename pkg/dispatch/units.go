@@ -29,8 +29,8 @@ type unit struct {
 	namespace string
 	// cards is the number of cards that its pods ask for.
 	cards int
-	// shapeKey is queue.Profile.ShapeKey. That of a group comes from package gang, which reports failures of the group too.
-	shapeKey string
+	// shape is queue.Profile.ShapeKey. That of a group comes from package gang, which reports failures of the group too.
+	shape string
 	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
 	paused, behindFailed bool
 	// triedIn is the number of the latest round that tried it.
@@ -47,7 +47,7 @@ func (u *unit) has(pods []*pod) bool {
 // profile returns what Failures knows of the unit.
 func (u *unit) profile() queue.Profile {
 	return queue.Profile{
-		Namespace: u.namespace, ID: u.item.ID, ShapeKey: u.shapeKey, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
+		Namespace: u.namespace, ID: u.item.ID, ShapeKey: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
 		CompletesGroup: u.item.CompletesGroup,
 	}
 }
@@ -125,7 +125,7 @@ func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
 		u.item.Entered = failedAt // It enters again, behind others of its priority.
 	}
 	u.kind, u.item.Value = m.kinds.kindOf(pods), u
-	u.shapeKey = u.kind.shapeKey
+	u.shape = u.kind.shapeKey
 	u.kind.units++
 	m.units[id] = u
 	m.queue.Add(u.item)
@@ -168,7 +168,7 @@ func (m *Manager) gatherGroups() {
 		}
 		if len(pods) > 0 {
 			gather(key.ItemID(), pods, false)
-			m.units[key.ItemID()].shapeKey = startable.ShapeKey
+			m.units[key.ItemID()].shape = startable.Shape
 		}
 		for _, uid := range startable.Alone {
 			if p := waiting[uid]; p != nil {

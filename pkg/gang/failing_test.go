@@ -70,7 +70,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 	key := s.created[0].Gang
-	shape := s.manager.Startable(key, s.now).ShapeKey
+	shape := s.manager.Startable(key, s.now).Shape
 	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, ShapeKey: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}

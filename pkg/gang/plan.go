@@ -74,16 +74,6 @@ func (p *plan) set(pm *plannedMember, to memberState) {
 	pm.state = to
 }
 
-// usesAny reports whether a member's place is on one of the nodes.
-func (p *plan) usesAny(nodes map[string]bool) bool {
-	for _, pm := range p.members {
-		if nodes[pm.node] {
-			return true
-		}
-	}
-	return false
-}
-
 func (p *plan) isOpen() bool { return !p.opened.IsZero() }
 
 // mayDisplace reports whether the run may take memory from others. One whose shape failed takes none until a run of this shape is bound: it would
@@ -123,46 +113,39 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.ChosenNode, now 
 }
 
 // reserve reserves memory for the requests, or returns nil if there is no room. The places that fair sharing has granted to the members are used if
-// their nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way, the last first, as few as needed.
+// their nodes are candidates, and otherwise exchanged, if there is room. Plans of runs that r takes from give way.
 func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Time) []ledger.ChosenNode {
 	if len(n.requests) == 0 {
 		return []ledger.ChosenNode{}
 	}
-	mgr.work += len(n.requests)
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.Ledger.NeedsTurn)
-	younger, yielding := mgr.yielding(func(o *run) bool { return mayTake && r.takesFrom(o) })
-	if len(granted) > 0 { // Its own places give way first.
-		younger, yielding = slices.Insert(younger, 0, nil), slices.Insert(yielding, 0, granted)
-	}
+	yields := func(o *run) bool { return mayTake && r.takesFrom(o) }
 	capacity := mgr.Capacity()
-	places, yielded := mgr.Ledger.ReserveAll(n.requests, yielding, mgr.View, capacity, now)
+	places := mgr.take(n.requests, granted, yields, capacity, now)
 	if places == nil && n.mixed && capacity != nil {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
 		requests := slices.Clone(n.requests)
 		slices.Reverse(requests)
-		places, yielded = mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+		places = mgr.take(requests, granted, yields, capacity, now)
 		slices.Reverse(places)
-	}
-	if places == nil {
-		for _, set := range yielding {
-			mgr.work += len(set)
-		}
-		return nil
-	}
-	for _, o := range younger[:yielded] {
-		if o != nil {
-			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
-		}
 	}
 	return places
 }
 
-// yielding returns the runs that pass and whose plans can be dropped, the last in the order first. For each it returns the members whose
-// reservations are released with the plan.
-func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.PodUID) {
+// take reserves memory for all requests, or returns nil if there is no room. The granted places give way to that, and then plans of runs that yield: the
+// last in the order first, and as few as needed.
+func (mgr *Manager) take(
+	requests []ledger.Request, granted []gpu.PodUID, yields func(*run) bool, capacity ledger.Capacity, now time.Time,
+) []ledger.ChosenNode {
+	mgr.work += len(requests)
+	var runs []*run
+	var yielding [][]gpu.PodUID
+	if len(granted) > 0 {
+		runs, yielding = append(runs, nil), append(yielding, granted)
+	}
 	for _, r := range slices.Backward(slices.SortedFunc(maps.Keys(mgr.placed), compareRank)) {
-		if !pass(r) {
+		if !yields(r) {
 			continue
 		}
 		var set []gpu.PodUID
@@ -171,40 +154,45 @@ func (mgr *Manager) yielding(pass func(*run) bool) (runs []*run, uids [][]gpu.Po
 				set = append(set, pm.uid)
 			}
 		}
-		runs, uids = append(runs, r), append(uids, set)
+		runs, yielding = append(runs, r), append(yielding, set)
 	}
-	return runs, uids
+	places, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+	if places == nil {
+		for _, set := range yielding {
+			mgr.work += len(set)
+		}
+	}
+	for _, r := range runs[:yielded] {
+		if r != nil {
+			mgr.abandonPlan(r, reasons.GroupGaveWay, now)
+		}
+	}
+	return places
 }
 
-// Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes: the last in the order first, and
-// as few as needed. The pod gets an assumed allocation there, for the patience at most. Displace reports whether it did so. Without the allocation,
-// the runs could take the place again before the pod's bind: before it binds the pod, kube-scheduler makes the filter call for its next pod, which
-// is often a member of these runs.
+// Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes. The pod gets an assumed allocation there,
+// for the patience at most. Displace reports whether it did so. Without the allocation, the runs could take the place again before the pod's bind:
+// before it binds the pod, kube-scheduler makes the filter call for its next pod, which is often a member of these runs.
 func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
-	if pod.Request == 0 || len(mgr.placed) == 0 {
+	planned := map[string]bool{}
+	for r := range mgr.placed {
+		for _, pm := range r.plan.order {
+			planned[pm.node] = planned[pm.node] || lower(r)
+		}
+	}
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !planned[node] })
+	if pod.Request == 0 || len(nodes) == 0 {
 		return false
 	}
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !mgr.Ledger.HasReserved(node) })
-	if !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
-		return false
+	yields := func(r *run) bool {
+		return lower(r) && slices.ContainsFunc(r.plan.order, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
 	}
-	candidates := make(map[string]bool, len(nodes))
-	for _, node := range nodes {
-		candidates[node] = true
-	}
-	runs, yielding := mgr.yielding(func(r *run) bool { return lower(r) && r.plan.usesAny(candidates) })
-	if len(runs) == 0 {
-		return false
-	}
-	places, yielded := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pod, Nodes: nodes}}, yielding, mgr.View, nil, now)
+	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, nil, now)
 	if places == nil || places[0].Existing {
 		return false
-	}
-	for _, r := range runs[:yielded] {
-		mgr.abandonPlan(r, reasons.GroupGaveWay, now)
 	}
 	mgr.Ledger.Own(ledger.Displaced, pod.UID, now.Add(mgr.Patience))
 	return true

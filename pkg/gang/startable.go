@@ -11,9 +11,9 @@ import (
 
 // Startable are the unbound members of a group that may be placed.
 type Startable struct {
-	// Together are those that must be bound together; none if too few exist. ShapeKey is their queue.Profile.ShapeKey.
+	// Together are those that must be bound together; none if too few exist. Shape is their queue.Profile.ShapeKey.
 	Together []gpu.PodUID
-	ShapeKey string
+	Shape    string
 	// Alone are those that are placed like single pods, because their run is running. Completing are those of them that a run needs of which others run.
 	// They come first in the queue, with fair sharing before other pods of their tenant, unless a member of the run was bound less than the patience
 	// ago: a run that breaks again and again must not take all turns.
@@ -42,7 +42,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.membershipClear(now):
-			s.ShapeKey = mgr.profile(r).ShapeKey
+			s.Shape = mgr.profile(r).ShapeKey
 			for _, m := range r.needed().members {
 				s.Together = append(s.Together, m.UID)
 			}

@@ -135,8 +135,8 @@ func TestTwoJobsAreCreated(t *testing.T) {
 	for range 4 {
 		first = append(first, c.add(1, "train", 4, "job-1")...)
 		second = append(second, c.add(1, "train", 4, "job-2")...)
-		if s := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(s.Together) > 0 || s.ShapeKey != "") {
-			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), s.Together, s.ShapeKey)
+		if s := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(s.Together) > 0 || s.Shape != "") {
+			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), s.Together, s.Shape)
 		}
 		c.tryAll()
 		c.advance(200 * time.Millisecond)
