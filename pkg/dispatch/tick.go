@@ -107,7 +107,7 @@ func (m *Manager) retry(now time.Time) (all, some bool) {
 // updatePause records whether the unit must not be granted because it, or others of its namespace, failed.
 func (m *Manager) updatePause(u *unit, now time.Time) {
 	before := u.paused
-	until, behind := m.Failures.Wait(u.profile(), now)
+	until, behind := m.Failures.Wait(u.profile(), m.Ledger.HasAwaited(u.item.ID), now)
 	u.paused, u.behindFailed = until.After(now), behind
 	if first := m.progress.pausedUntil; u.paused && (first.IsZero() || until.Before(first)) {
 		m.progress.pausedUntil = until

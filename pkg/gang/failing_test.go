@@ -173,7 +173,10 @@ func TestStopEndsTurn(t *testing.T) {
 	s.advance(5 * time.Second)
 	s.create("job", 1, 16, "t")
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
-	waits := func() bool { until, _ := s.manager.Failures.Wait(profile("other"), s.now); return until.After(s.now) }
+	waits := func() bool {
+		until, _ := s.manager.Failures.Wait(profile("other"), false, s.now)
+		return until.After(s.now)
+	}
 	if !waits() {
 		t.Fatal("another group doesn't wait for the turn")
 	}

@@ -58,7 +58,7 @@ func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
-	switch until, behind := mgr.Failures.Wait(mgr.profile(r), now); {
+	switch until, behind := mgr.Failures.Wait(mgr.profile(r), mgr.Ledger.HasAwaited(r.item.ID), now); {
 	case !until.After(now):
 		return reasons.Group{}
 	case behind:
@@ -85,7 +85,7 @@ func (mgr *Manager) tryPlan(r *run, now time.Time) (planned bool) {
 	mgr.build(r, n)
 	granted, key := mgr.grantedPlaces(n), roomKey{n.requestsKey, r.item.Priority, r.mayDisplace()}
 	// Only r can use these places, or the memory of its awaited reservation.
-	exclusive := len(granted) > 0 || len(n.requests) > 0 && mgr.Ledger.HasAwaited(n.requests[0].Pod.UID)
+	exclusive := len(granted) > 0 || mgr.Ledger.HasAwaited(r.item.ID)
 
 	// A run behind one like it can displace fewer runs, so it has no room either.
 	if last, found := mgr.noRoomFor[key]; found && !exclusive && last.appliesTo(r, freed, now) {

@@ -155,11 +155,11 @@ func fitTogether(cards []placement.Card, places []Place) bool {
 	})
 }
 
-// HasAwaited reports whether the pod belongs to an item with an awaited reservation.
-func (l *Ledger) HasAwaited(uid gpu.PodUID) bool {
+// HasAwaited reports whether the item of this ID has an awaited reservation.
+func (l *Ledger) HasAwaited(id string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.reservations.awaited[Queued][uid] != nil
+	return l.reservations.items[Queued][id] != nil
 }
 
 // AwaitedItems returns the IDs of the items that have awaited reservations, in no order.

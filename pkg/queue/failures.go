@@ -38,8 +38,8 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //   - After failures in a row, items of the namespace are placed one at a time: the next one longer after the latest failure each time. Small items
 //     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
 //     larger than one that has arrived since are placed without this delay.
-//   - A shape that has failed waits twice as long for this as one that hasn't. In between the latter can get an awaited reservation, and keeps it
-//     whatever other shapes fail meanwhile. Otherwise pods that are never bound would end it each time, and larger items would get no memory.
+//   - A shape that has failed waits twice as long for this as one that hasn't. In between an item of the latter can get an awaited reservation, and
+//     doesn't wait for others while it has that. Otherwise pods that are never bound would end it each time, and larger items would get no memory.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
 // another item, or with a card or node, is no failure, nor is anything while kube-scheduler is away.
@@ -49,15 +49,9 @@ type Failures struct {
 	mu sync.Mutex
 	// namespaces have the failures of the last hour, and those of items that wait since.
 	namespaces map[string]*namespaceFailures
-	// reserved has an item of each namespace that has an awaited reservation, and whose shape has not failed: it need not wait for others. It doesn't
-	// depend on failures, so that neither the first one nor one after an arrival ends the reservation.
-	reserved map[string]reservedItem
 	// tried is when kube-scheduler last tried to place a pod.
 	tried time.Time
 }
-
-// reservedItem is an item that has an awaited reservation.
-type reservedItem struct{ id, shapeKey string }
 
 // namespaceFailures are the failures of a namespace.
 type namespaceFailures struct {
@@ -99,14 +93,8 @@ func (r *row) add(placed, now time.Time) {
 }
 
 // oneAtATime reports whether the item is one of those that are placed one at a time.
-func (f *Failures) oneAtATime(n *namespaceFailures, i Profile) bool {
-	return n != nil && n.row.count > 0 && !i.CompletesGroup && !f.hasReservation(i) && !n.proven.covers(i.Size)
-}
-
-// hasReservation reports whether the item is the one of its namespace in reserved.
-func (f *Failures) hasReservation(i Profile) bool {
-	a, ok := f.reserved[i.Namespace]
-	return ok && a.id == i.ID
+func (n *namespaceFailures) oneAtATime(i Profile) bool {
+	return n.row.count > 0 && !i.CompletesGroup && !n.proven.covers(i.Size)
 }
 
 // Any reports whether anything of the namespace has failed.
@@ -119,8 +107,8 @@ func (f *Failures) Any(namespace string) bool {
 // Wait records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; a time
 // that isn't after now if it may be. behind is true if that is because others of its namespace failed. While another one is placed, the end is
 // unknown, and Wait returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run
-// that goes on holds its memory anyway.
-func (f *Failures) Wait(i Profile, now time.Time) (until time.Time, behind bool) {
+// that goes on holds its memory anyway. reserved is true if the item has an awaited reservation.
+func (f *Failures) Wait(i Profile, reserved bool, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]
@@ -133,7 +121,7 @@ func (f *Failures) Wait(i Profile, now time.Time) (until time.Time, behind bool)
 	}
 	var next time.Time
 	switch {
-	case !f.oneAtATime(n, i):
+	case !n.oneAtATime(i), reserved && shape == nil:
 	case n.placed == "" && shape != nil:
 		next = n.row.until.Add(n.row.length)
 	case n.placed == "":
@@ -157,37 +145,12 @@ func (f *Failures) Of(i Profile) (failures int, latest time.Time) {
 	return 0, time.Time{}
 }
 
-// Placed records that memory is reserved for the item, a group or a unit of fair sharing. Failed, Arrived or Ended must follow. An item that need not
-// wait counts too, unless another one is placed. Single pods don't count: Options.MaxIdle limits how much is reserved for them.
+// Placed records that memory is reserved for the item, a group or a unit of fair sharing. Failed, Arrived or Ended must follow. Single pods don't count: Options.MaxIdle limits how much is reserved for them.
 func (f *Failures) Placed(i Profile) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.placed == "" && (f.oneAtATime(n, i) || f.hasReservation(i)) {
+	if n := f.namespaces[i.Namespace]; n != nil && n.placed == "" && n.oneAtATime(i) {
 		n.placed = i.ID
-	}
-}
-
-// Reserved records that the item has an awaited reservation. Of several items of a namespace, only the first one with such a reservation counts.
-func (f *Failures) Reserved(i Profile) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.ShapeKey] != nil {
-		return
-	}
-	if _, other := f.reserved[i.Namespace]; !other {
-		if f.reserved == nil {
-			f.reserved = map[string]reservedItem{}
-		}
-		f.reserved[i.Namespace] = reservedItem{i.ID, i.ShapeKey}
-	}
-}
-
-// Unreserved records that the item has no awaited reservation any more.
-func (f *Failures) Unreserved(i Profile) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.hasReservation(i) {
-		delete(f.reserved, i.Namespace)
 	}
 }
 
@@ -243,9 +206,6 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	if n.placed == i.ID {
 		n.placed = ""
 	}
-	if a, ok := f.reserved[i.Namespace]; ok && (a.id == i.ID || a.shapeKey == i.ShapeKey) {
-		delete(f.reserved, i.Namespace)
-	}
 	if n.shapes[i.ShapeKey] == nil {
 		n.shapes[i.ShapeKey] = &row{}
 	}
@@ -285,9 +245,9 @@ func (f *Failures) Tried(now time.Time) {
 	f.tried = now
 }
 
-// Clear forgets all failures and awaited reservations, at the begin of a term as leader.
+// Clear forgets all failures, at the begin of a term as leader.
 func (f *Failures) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.namespaces, f.reserved = nil, nil
+	f.namespaces = nil
 }

@@ -18,9 +18,11 @@ type scene struct {
 	*testing.T
 	Failures
 	now time.Time
+	// reserved has the IDs of the items with awaited reservations.
+	reserved map[string]bool
 }
 
-func newScene(t *testing.T) *scene { return &scene{T: t, now: begin} }
+func newScene(t *testing.T) *scene { return &scene{T: t, now: begin, reserved: map[string]bool{}} }
 
 // item returns an item of one card.
 func item(id, shape string, memory gpu.Memory) Profile {
@@ -30,10 +32,15 @@ func item(id, shape string, memory gpu.Memory) Profile {
 // await waits until the item may be placed, and returns for how long.
 func (s *scene) await(i Profile) time.Duration {
 	from := s.now
-	for until, _ := s.Wait(i, s.now); until.After(s.now); until, _ = s.Wait(i, s.now) {
+	for until := s.until(i); until.After(s.now); until = s.until(i) {
 		s.now = until
 	}
 	return s.now.Sub(from)
+}
+
+func (s *scene) until(i Profile) time.Time {
+	until, _ := s.Wait(i, s.reserved[i.ID], s.now)
+	return until
 }
 
 // fail places the item as soon as it may be, lets it fail, and returns for how long it waited.
@@ -48,8 +55,7 @@ func (s *scene) fail(i Profile) time.Duration {
 
 // waits returns for how long the item would have to wait now.
 func (s *scene) waits(i Profile) time.Duration {
-	until, _ := s.Wait(i, s.now)
-	return max(until.Sub(s.now), 0)
+	return max(s.until(i).Sub(s.now), 0)
 }
 
 // TestPauses: the pauses of a shape whose items always fail, although each item has another ID.
@@ -158,37 +164,35 @@ func TestFailures(t *testing.T) {
 			s.fail(large)
 			s.Failed(large, s.now.Add(-patience), s.now)
 		}, large, turn},
-		"another one failed, and it has an awaited reservation since": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(small) }, large, free},
-		"that has ended": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(small); s.Unreserved(large) }, large, 2 * others},
-		"another item has one already": {func(s *scene) {
+		"another one failed, and it has an awaited reservation since": {func(s *scene) { s.fail(small); s.await(large); s.reserved["large"] = true; s.fail(small) }, large, free},
+		"that has ended": {func(s *scene) {
 			s.fail(small)
 			s.await(large)
-			s.Reserved(large)
-			s.Reserved(item("x", "x", 64))
+			s.reserved["large"] = true
 			s.fail(small)
-		}, item("x", "x", 64), 2 * others},
-		"it has an awaited reservation before the first failure": {func(s *scene) { s.Reserved(large); s.fail(small) }, large, free},
-		"that, and one arrived and failed again":                 {func(s *scene) { s.Reserved(large); s.fail(small); s.Arrived(small); s.fail(small) }, large, free},
-		"it ended before the first failure":                      {func(s *scene) { s.Reserved(large); s.Unreserved(large); s.fail(small) }, large, others},
-		"the term ended before the first failure":                {func(s *scene) { s.Reserved(large); s.Clear(); s.fail(small) }, large, others},
-		"another one of its shape fails although it has one":     {func(s *scene) { s.Reserved(large); s.fail(item("x", "large", 64)) }, large, turn},
+			s.reserved["large"] = false
+		}, large, 2 * others},
+		"it has an awaited reservation before the first failure": {func(s *scene) { s.reserved["large"] = true; s.fail(small) }, large, free},
+		"that, and one arrived and failed again":                 {func(s *scene) { s.reserved["large"] = true; s.fail(small); s.Arrived(small); s.fail(small) }, large, free},
+		"it ended before the first failure":                      {func(s *scene) { s.reserved["large"] = true; s.reserved["large"] = false; s.fail(small) }, large, others},
+		"another one of its shape fails although it has one":     {func(s *scene) { s.reserved["large"] = true; s.fail(item("x", "large", 64)) }, large, turn},
 		"one with an awaited reservation was placed beside another one, and lost its memory": {func(s *scene) {
 			s.fail(small)
-			s.Reserved(large)
+			s.reserved["large"] = true
 			other := item("x", "x", 64)
 			s.await(other)
 			s.Placed(other)
 			s.Placed(large)
 			s.Ended(large)
 		}, item("y", "y", 64), paused},
-		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.Reserved(large); s.fail(large) }, large, 2 * turn},
+		"its shape fails although it has one": {func(s *scene) { s.fail(small); s.await(large); s.reserved["large"] = true; s.fail(large) }, large, 2 * turn},
 		"its memory is free": {func(s *scene) {
 			s.fail(small)
 			s.await(large)
-			s.Reserved(large)
+			s.reserved["large"] = true
 			s.fail(small)
 			s.Placed(large)
-			s.Unreserved(large)
+			s.reserved["large"] = false
 		}, large, free},
 		"an hour later":  {func(s *scene) { s.fail(large); s.now = s.now.Add(time.Hour) }, large, free},
 		"the term ended": {func(s *scene) { s.fail(large); s.Clear() }, large, free},
@@ -226,7 +230,7 @@ func TestHostileNamespace(t *testing.T) {
 				for range 40 {
 					n++
 					next := item(fmt.Sprint(n), fmt.Sprint(n), 64)
-					if until, _ := s.Wait(next, s.now); until.After(s.now) {
+					if s.until(next).After(s.now) {
 						break
 					}
 					s.Placed(next)

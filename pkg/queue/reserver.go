@@ -112,7 +112,6 @@ func (r *Reserver) end(id string) {
 	}
 	delete(r.choices, id)
 	r.Ledger.End(ledger.Queued, id)
-	r.Failures.Unreserved(c.profile)
 	if _, _, allocated := r.Ledger.Lookup(c.pod); allocated {
 		r.Failures.Arrived(c.profile)
 	}
@@ -164,7 +163,7 @@ type pass struct {
 func (p *pass) reserve(item *Item) {
 	c := p.former[item.ID]
 	reserved := c != nil && c.nodes != nil
-	if p.tried[item.RoomKey] && !reserved || p.reserved >= maxItems || p.pauses(item) {
+	if p.tried[item.RoomKey] && !reserved || p.reserved >= maxItems || p.pauses(item, reserved) {
 		return
 	}
 	requests := item.Requests()
@@ -201,9 +200,6 @@ func (p *pass) keep(item *Item, c *choice) {
 	p.choices[item.ID] = c
 	if c.nodes != nil {
 		p.reserved++
-		p.Failures.Reserved(item.Profile)
-	} else {
-		p.Failures.Unreserved(item.Profile)
 	}
 	for node, amount := range c.nodes {
 		p.before[node] = p.before[node].Add(amount)
@@ -227,8 +223,8 @@ func (p *pass) failIfLate(item *Item, c *choice, fits bool) bool {
 }
 
 // pauses reports whether the item gets no reservation because it, or others of its namespace, have failed.
-func (p *pass) pauses(item *Item) bool {
-	until, _ := p.Failures.Wait(item.Profile, p.now)
+func (p *pass) pauses(item *Item, reserved bool) bool {
+	until, _ := p.Failures.Wait(item.Profile, reserved, p.now)
 	return p.now.Before(until)
 }
 
