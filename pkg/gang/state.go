@@ -59,10 +59,10 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 	if to == PhaseBroken && r.phase != PhasePlanned {
 		r.brokeAt = now
 	}
-	if r.phase = to; to == PhasePlanned {
+	r.phase = to
+	delete(mgr.placed, r)
+	if to == PhasePlanned {
 		mgr.placed[r] = true
-	} else {
-		delete(mgr.placed, r)
 	}
 	mgr.rank(r)
 }
