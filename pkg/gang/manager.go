@@ -245,7 +245,7 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 		return
 	}
 	found := m.Node == "" && next.Node != ""
-	mgr.recount(m, func() { m.Member = next })
+	m.recount(func() { m.Member = next })
 	if found && r.id == "" && r.phase != PhaseRunning {
 		r.id = m.Run
 	}

@@ -88,7 +88,7 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 	}
 	for _, r := range g.runs {
 		for _, m := range r.members {
-			mgr.recount(m, func() { m.groupProblem = mgr.resolve(&m.Member) })
+			m.recount(func() { m.groupProblem = mgr.resolve(&m.Member) })
 		}
 	}
 	for _, r := range slices.Clone(g.runs) {

@@ -66,7 +66,7 @@ func (r *run) add(m *member, n int) {
 }
 
 // recount makes a change of a member, and updates what the member counts as in its run.
-func (mgr *Manager) recount(m *member, change func()) {
+func (m *member) recount(change func()) {
 	m.run.add(m, -1)
 	change()
 	m.counted = m.category()
