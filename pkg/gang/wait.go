@@ -111,7 +111,6 @@ func (mgr *Manager) grantedPlaces(n *needs) (uids []gpu.PodUID) {
 			uids = append(uids, m.UID)
 		}
 	}
-	slices.Sort(uids)
 	return uids
 }
 
