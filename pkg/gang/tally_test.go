@@ -130,7 +130,7 @@ func TestAccepts(t *testing.T) {
 			tally := newTally()
 			for _, m := range tc.members {
 				member := &member{Member: m}
-				member.counted = m.category()
+				member.counted = member.category()
 				tally.add(member, 1)
 			}
 			for controller, want := range tc.accepts {

@@ -435,9 +435,9 @@ func TestUnknownMember(t *testing.T) {
 func TestEffectsWaitForTheLease(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := ledger.New()
-	no := func(gpu.Pod) bool { return false }
 	manager := gang.New(gang.Options{
-		Ledger: l, Observer: &fake.Observer{}, Failures: &queue.Failures{}, Capacity: func() ledger.Capacity { return nil }, NeedsTurn: no, AwaitsTurn: no,
+		Ledger: l, Observer: &fake.Observer{}, Failures: &queue.Failures{}, Capacity: func() ledger.Capacity { return nil },
+		AwaitsTurn: func(gpu.Pod) bool { return false },
 	})
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {
