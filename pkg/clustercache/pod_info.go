@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/eligibility"
@@ -131,7 +132,7 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 		Ended:    protocol.Terminal(pod), Mirror: protocol.IsMirror(pod),
 		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare), GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
 		Managed: protocol.Managed(pod), Member: memberOf(pod, values, problem),
-		NeverPreempts:   NeverPreempts(pod),
+		NeverPreempts:   ptr.Deref(pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever,
 		resourceVersion: pod.ResourceVersion,
 	}
 	if !p.TooLarge {
@@ -199,12 +200,6 @@ func (p *PodInfo) Source() unique.Handle[string] {
 	return unique.Make(p.Namespace + "/" + p.Owner.Value().ID())
 }
 
-// NeverPreempts reports whether the pod's preemption policy is Never.
-func NeverPreempts(pod *corev1.Pod) bool {
-	policy := pod.Spec.PreemptionPolicy
-	return policy != nil && *policy == corev1.PreemptNever
-}
-
 // gated reports whether a scheduling gate keeps kube-scheduler from trying the pod.
 func (p *PodInfo) gated() bool { return p.Gated || p.GatedOtherwise }
 
@@ -223,6 +218,11 @@ func (p *PodInfo) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID), ResourceVersion: p.resourceVersion,
 	}
+}
+
+// IsOf reports whether the pod info is of this state of the pod.
+func (p *PodInfo) IsOf(object *corev1.Pod) bool {
+	return p.UID == gpu.PodUID(object.UID) && p.resourceVersion == object.ResourceVersion && p.resourceVersion != ""
 }
 
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.

@@ -112,12 +112,7 @@ func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
 
 // add adds the pod, which becomes due after its pause. The caller holds mu.
 func (a *attempts) add(uid gpu.PodUID, pod triedPod) {
-	if _, again := a.pods[uid]; !again && len(a.pods) >= maxRejected {
-		for other := range a.pods {
-			delete(a.pods, other) // Any of them: with so many, most do not exist.
-			break
-		}
-	}
+	makeRoom(a.pods)
 	pod.due = a.Clock.Now().Add(pod.pause)
 	a.pods[uid] = pod
 }

@@ -51,7 +51,7 @@ func (f *attemptsFixture) pass(time time.Duration) {
 const podP = "uid-p"
 
 // rejectSampled makes filter reject the pod for all of n candidate nodes.
-func (f *attemptsFixture) rejectSampled(n int) { f.Rejected(pod(podP, 10), n, f.Revision()) }
+func (f *attemptsFixture) rejectSampled(n int) { f.Rejected(pod(podP, 10), sample(n), f.Revision()) }
 
 // A pod has a place by fair sharing outside the sample that rejected it. It is tried with further samples.
 func TestSampledPodWithAPlaceIsRequeued(t *testing.T) {

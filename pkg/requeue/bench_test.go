@@ -18,7 +18,7 @@ import (
 func BenchmarkHasRoom(b *testing.B) {
 	benchmark(b, func(b *testing.B, f *fixture, pods []*clustercache.PodInfo) {
 		for b.Loop() {
-			if f.HasRoom(pods[0]) {
+			if _, room := f.attempts.roomFor(pods[0]); room {
 				b.Fatal("a full node has room")
 			}
 		}
@@ -26,11 +26,12 @@ func BenchmarkHasRoom(b *testing.B) {
 }
 
 func BenchmarkRetrySamples(b *testing.B) {
+	candidates := sample(minFeasibleNodesToFind)
 	benchmark(b, func(b *testing.B, f *fixture, pods []*clustercache.PodInfo) {
 		for b.Loop() {
 			b.StopTimer()
 			for _, pod := range pods {
-				f.Rejected(pod.Pod, minFeasibleNodesToFind, f.Revision())
+				f.Rejected(pod.Pod, candidates, f.Revision())
 			}
 			f.clock.Step(ledger.TentativeLifetime)
 			b.StartTimer()

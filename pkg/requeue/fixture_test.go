@@ -1,6 +1,7 @@
 package requeue
 
 import (
+	"slices"
 	"testing"
 	"time"
 	"unique"
@@ -75,7 +76,7 @@ func (f *fixture) allocate(node string, pod gpu.Pod) {
 
 // reject records a rejection, and lets time pass.
 func (f *fixture) reject(uid gpu.PodUID) {
-	f.Rejected(pod(uid, 10), 1, f.Revision())
+	f.Rejected(pod(uid, 10), nil, f.Revision())
 	f.clock.Step(time.Millisecond)
 }
 
@@ -85,3 +86,6 @@ func (f *fixture) wantRequeue(want ...string) {
 	f.Requeue(f.t.Context())
 	check.Equal(f.t, "changed nodes", want, f.server.Calls().Annotated)
 }
+
+// sample returns n candidate nodes, none of which has cards.
+func sample(n int) []string { return slices.Repeat([]string{"plain"}, n) }

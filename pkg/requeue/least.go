@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits,
@@ -47,7 +46,7 @@ func (l least) anyFit() (node string, ok bool) {
 	return l.ledger.AnyFit(l.pod)
 }
 
-func fits(ledger Ledger, pod gpu.Pod, node string) (fits bool) {
-	ledger.ForEachFit(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
-	return fits
+func fits(ledger Ledger, pod gpu.Pod, node string) bool {
+	_, ok := ledger.FirstFit(pod, []string{node})
+	return ok
 }

@@ -33,7 +33,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 const (
@@ -45,8 +44,6 @@ const (
 	// maxRejected limits the remembered rejections, so that requests for pods that do not exist cannot exhaust memory.
 	// It is far above the number of pending pods in a large cluster.
 	maxRejected = 100_000
-	// maxRecent limits the remembered changes. It is far above the number of changes during one filter call, unless very many pods end at once.
-	maxRecent = 1000
 )
 
 // Options configure a Requeuer.
@@ -77,7 +74,6 @@ type Observer interface {
 
 // Ledger is the part of package ledger that a Requeuer uses.
 type Ledger interface {
-	ForEachFit(pod gpu.Pod, nodes []string, visit func(node string, reason reasons.Reason))
 	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
 	OwnPlaces(pods []gpu.Pod) map[string]bool
@@ -99,40 +95,26 @@ type Requeuer struct {
 	Options
 	attempts *attempts
 	limit    *rate.Limiter
-	work     chan struct{}
+	work     background.Signal
 
 	mu       sync.Mutex
 	rejected map[gpu.PodUID]rejection
-	// recorded counts the recorded rejections.
-	recorded uint64
 	// freed are the nodes that the next round checks, with the revision of their last change.
 	freed map[string]uint64
-	// revision counts the changes, and recent are the last of them, the latest at the end. A filter call that is in progress may have missed
-	// them.
-	revision uint64
-	recent   []change
-	// requested is a node to change regardless of which pods that helps, see All.
-	requested *string
+	// revision counts the changes by which rejected pods may fit. A filter call that is in progress may have missed them. preemptible is the
+	// revision of the last one by which pods may fit by preempting others.
+	revision, preemptible uint64
+	// requested is true if All was called, and requestedNode is the node that it set.
+	requested     bool
+	requestedNode string
 }
 
 // rejection is a rejected pod.
 type rejection struct {
 	pod gpu.Pod
-	// seen is the revision when filter read the ledger.
+	// seen is the revision when filter read the ledger, and at is when the rejection was recorded.
 	seen uint64
-	// number is the number of rejections that were recorded before, and at is when this one was.
-	number uint64
-	at     time.Time
-}
-
-// change is a change by which rejected pods may fit.
-type change struct {
-	revision uint64
-	// node is where memory came free; empty if pods may fit any node since.
-	node string
-	// preemptible is true if pods of a higher priority than this may fit since by preempting others; node is empty.
-	preemptible bool
-	priority    int32
+	at   time.Time
 }
 
 // New returns a Requeuer. It writes nothing before Run.
@@ -140,7 +122,7 @@ func New(o Options) *Requeuer {
 	r := &Requeuer{
 		Options:  o,
 		limit:    rate.NewLimiter(rate.Every(writeInterval), 1),
-		work:     make(chan struct{}, 1),
+		work:     background.NewSignal(),
 		rejected: map[gpu.PodUID]rejection{}, freed: map[string]uint64{},
 	}
 	r.attempts = &attempts{Options: o, requeue: r.All, pods: map[gpu.PodUID]triedPod{}}
@@ -159,35 +141,21 @@ func (r *Requeuer) Run(ctx context.Context) error {
 
 // Rejected records that filter found no node for the pod among the candidate nodes of one call. They may be only some of the
 // feasible ones; if another node has room, the pod is requeued soon. seen is what Revision returned before filter read the ledger: later
-// changes may have been handled without this pod, so they are handled again.
-func (r *Requeuer) Rejected(pod gpu.Pod, candidates int, seen uint64) {
-	if candidates >= cmp.Or(r.MinSample, minFeasibleNodesToFind) {
-		r.attempts.handle(pod.UID, noneInSample, candidates)
+// changes may have been handled without this pod.
+func (r *Requeuer) Rejected(pod gpu.Pod, candidates []string, seen uint64) {
+	if len(candidates) >= cmp.Or(r.MinSample, minFeasibleNodesToFind) {
+		r.attempts.handle(pod.UID, noneInSample, len(candidates))
 	}
 	r.mu.Lock()
 	r.add(pod, seen)
-	missed := r.revision - seen
-	known := min(missed, uint64(len(r.recent)))
-	anywhere, preemptible := missed > known, false
-	for _, c := range r.recent[len(r.recent)-int(known):] {
-		switch {
-		case c.preemptible:
-			preemptible = preemptible || pod.Priority > c.priority
-		case c.node == "":
-			anywhere = true
-		default:
-			r.freed[c.node] = max(r.freed[c.node], c.revision)
-		}
-	}
+	missed, preemptible := r.revision > seen, r.preemptible > seen
 	r.mu.Unlock()
 	if preemptible {
 		r.All("")
-	}
-	if anywhere {
-		r.freedIfFits(pod)
-	}
-	if missed > 0 {
-		r.signal()
+	} else if missed {
+		if node, fits := r.Ledger.FirstFit(pod, candidates); fits {
+			r.Freed(node)
+		}
 	}
 }
 
@@ -196,23 +164,6 @@ func (r *Requeuer) Revision() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.revision
-}
-
-// changed records a change and sets its revision. The caller holds mu.
-func (r *Requeuer) changed(c change) {
-	r.revision++
-	c.revision = r.revision
-	if len(r.recent) == maxRecent {
-		r.recent = slices.Delete(r.recent, 0, maxRecent/2)
-	}
-	r.recent = append(r.recent, c)
-}
-
-// freedIfFits records a node that the pod fits as freed.
-func (r *Requeuer) freedIfFits(pod gpu.Pod) {
-	if node, ok := r.Ledger.AnyFit(pod); ok {
-		r.Freed(node)
-	}
 }
 
 // Passed records that filter found a node for the pod. partly is true if filter named only some of the nodes that fit: then a
@@ -242,12 +193,6 @@ func (r *Requeuer) Forget(uid gpu.PodUID) {
 	r.attempts.handle(uid, ended, 0)
 }
 
-// HasRoom reports whether any node has room for a pending pod.
-func (r *Requeuer) HasRoom(pod *clustercache.PodInfo) bool {
-	_, room := r.attempts.roomFor(pod)
-	return room
-}
-
 // RetrySamples is one round of what Run does for pods that were rejected on a sample, or for which only some nodes passed. Tests call it.
 func (r *Requeuer) RetrySamples() { r.attempts.round() }
 
@@ -260,14 +205,18 @@ func (r *Requeuer) ForgetRejection(uid gpu.PodUID) {
 
 // add records a rejection. The caller holds mu.
 func (r *Requeuer) add(pod gpu.Pod, seen uint64) {
-	if _, again := r.rejected[pod.UID]; !again && len(r.rejected) >= maxRejected {
-		for uid := range r.rejected {
-			delete(r.rejected, uid) // Any of them: with so many, most are not pending pods.
-			break
+	makeRoom(r.rejected)
+	r.rejected[pod.UID] = rejection{pod, seen, r.Clock.Now()}
+}
+
+// makeRoom removes any pod if the map has maxRejected pods. With so many, most are not pending pods.
+func makeRoom[V any](pods map[gpu.PodUID]V) {
+	for uid := range pods {
+		if len(pods) < maxRejected {
+			return
 		}
+		delete(pods, uid)
 	}
-	r.rejected[pod.UID] = rejection{pod, seen, r.recorded, r.Clock.Now()}
-	r.recorded++
 }
 
 // Inherit records pods that another extender may have rejected, and checks whether one of them fits a node already.
@@ -290,66 +239,62 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 // Freed records that memory of the node came free.
 func (r *Requeuer) Freed(node string) {
 	r.mu.Lock()
-	r.changed(change{node: node})
+	defer r.mu.Unlock()
+	r.revision++
 	r.freed[node] = r.revision
-	r.mu.Unlock()
-	r.signal()
-}
-
-// signal makes run check for a reason to write.
-func (r *Requeuer) signal() {
-	select {
-	case r.work <- struct{}{}:
-	default: // A signal is pending already.
-	}
+	r.work.Raise()
 }
 
 // Preemptible requeues the rejected pods if one of them has a higher priority than a gang that is bound now. Memory that is reserved for a
 // gang cannot be evicted: such a pod was rejected without a victim, and kube-scheduler has no reason to retry it when the gang is bound.
 func (r *Requeuer) Preemptible(priority int32) {
 	r.mu.Lock()
-	r.changed(change{preemptible: true, priority: priority})
-	above := false
+	defer r.mu.Unlock()
+	r.revision++
+	r.preemptible = r.revision
 	for _, rejected := range r.rejected {
-		above = above || rejected.pod.Priority > priority
+		if rejected.pod.Priority > priority {
+			r.request("")
+			return
+		}
 	}
-	r.mu.Unlock()
-	if above {
-		r.All("")
+}
+
+// Unrestricted requeues the pod if it was rejected while it was limited to one node. It may go to any node again.
+func (r *Requeuer) Unrestricted(uid gpu.PodUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.revision++
+	if _, rejected := r.rejected[uid]; rejected {
+		r.request("")
 	}
 }
 
 // All requests a requeue of every rejected pod by a change of the node. An empty node means any node.
 func (r *Requeuer) All(node string) {
 	r.mu.Lock()
-	r.requested = &node
-	r.mu.Unlock()
-	r.signal()
+	defer r.mu.Unlock()
+	r.request(node)
+}
+
+// request is All. The caller holds mu.
+func (r *Requeuer) request(node string) {
+	r.requested, r.requestedNode = true, node
+	r.work.Raise()
 }
 
 // takeRequest returns and clears the node that All set. It returns false if there is none, or no node to change.
 func (r *Requeuer) takeRequest() (node string, requested bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.requested == nil {
+	if !r.requested {
 		return "", false
 	}
-	node, r.requested = *r.requested, nil
+	r.requested, node = false, r.requestedNode
 	if nodes := r.Cache.Nodes(); node == "" && len(nodes) > 0 {
 		node = nodes[0].Name
 	}
 	return node, node != ""
-}
-
-// Unrestricted records that the pod, which was limited to one node for a while, may go to any node again.
-func (r *Requeuer) Unrestricted(uid gpu.PodUID) {
-	r.mu.Lock()
-	r.changed(change{})
-	rejected, ok := r.rejected[uid]
-	r.mu.Unlock()
-	if ok {
-		r.freedIfFits(rejected.pod)
-	}
 }
 
 // run requeues pods when needed until ctx ends.
@@ -375,53 +320,42 @@ func (r *Requeuer) run(ctx context.Context) error {
 func (r *Requeuer) Requeue(ctx context.Context) {
 	node, requested := r.takeRequest()
 	var pod gpu.Pod
-	again := func() { r.All("") }
 	if !requested {
-		var freed map[string]uint64
-		node, pod, freed = r.reason()
-		again = func() { r.restoreFreed(freed) }
+		node, pod = r.reason()
 	}
 	if node == "" {
 		return
 	}
 	if r.Leading() != nil {
-		// The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
-		again()
+		r.All(node) // The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
-	r.mu.Lock()
-	recorded := r.recorded
-	r.mu.Unlock()
+	r.forgetRejections() // kube-scheduler retries the pods that were rejected before the write.
 	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, r.Clock.Now().UTC().Format(time.RFC3339Nano))
 	r.Observer.APIWrite("node")
 	if err != nil {
 		logger.Error(err, "Rejected pods not requeued, trying again")
-		again()
+		r.All(node)
 		return
 	}
 	logger.Info("Requeued the rejected pods", "requested", requested)
 	r.Observer.Requeued()
+}
+
+func (r *Requeuer) forgetRejections() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// kube-scheduler retries the pods that were rejected before the write.
-	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return old.number < recorded })
+	clear(r.rejected)
 }
 
 // reason returns a node on which memory came free after filter read the ledger and rejected a pod that fits it now. It drops nodes that
-// help no pod, most of them after one check, however many pods are pending. freed are all nodes with freed memory that
-// it took: one write requeues every pod, so if that write fails, all of them must be considered again, see restoreFreed.
-func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]uint64) {
-	r.mu.Lock()
-	now := r.Clock.Now()
-	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > queue.KubeSchedulerRetries })
-	rejected, freed := slices.Collect(maps.Values(r.rejected)), r.freed
-	r.freed = map[string]uint64{}
-	r.mu.Unlock()
+// help no pod, most of them after one check, however many pods are pending.
+func (r *Requeuer) reason() (node string, pod gpu.Pod) {
+	rejected, freed := r.takeFreed()
 	if len(rejected) == 0 {
-		return "", gpu.Pod{}, nil
+		return "", gpu.Pod{}
 	}
-
 	slices.SortFunc(rejected, func(a, b rejection) int { return cmp.Compare(a.pod.Request, b.pod.Request) })
 	pods := make([]gpu.Pod, len(rejected))
 	for i := range rejected {
@@ -434,19 +368,19 @@ func (r *Requeuer) reason() (node string, pod gpu.Pod, freed map[string]uint64) 
 		}
 		for _, old := range rejected {
 			if old.seen < freed[node] && fits(r.Ledger, old.pod, node) {
-				return node, old.pod, freed
+				return node, old.pod
 			}
 		}
 	}
-	return "", gpu.Pod{}, nil
+	return "", gpu.Pod{}
 }
 
-// restoreFreed restores nodes with freed memory that reason took. A later revision, of memory that came free meanwhile, is kept.
-func (r *Requeuer) restoreFreed(nodes map[string]uint64) {
+// takeFreed returns the rejections, and takes the nodes on which memory came free.
+func (r *Requeuer) takeFreed() (rejected []rejection, freed map[string]uint64) {
 	r.mu.Lock()
-	for node, revision := range nodes {
-		r.freed[node] = max(r.freed[node], revision)
-	}
-	r.mu.Unlock()
-	r.signal()
+	defer r.mu.Unlock()
+	now := r.Clock.Now()
+	maps.DeleteFunc(r.rejected, func(_ gpu.PodUID, old rejection) bool { return now.Sub(old.at) > queue.KubeSchedulerRetries })
+	freed, r.freed = r.freed, map[string]uint64{}
+	return slices.Collect(maps.Values(r.rejected)), freed
 }

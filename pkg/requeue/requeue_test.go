@@ -13,12 +13,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
 func TestRequeue(t *testing.T) {
+	both := []string{"n1", "n2"}
 	freed := func(f *fixture) { f.ledger.Remove("full-n1") }
 	for name, test := range map[string]struct {
 		// before happens while both nodes, with 100 each, are full.
@@ -38,36 +38,27 @@ func TestRequeue(t *testing.T) {
 			read := f.Revision()
 			freed(f)
 			f.Requeue(f.t.Context())
-			f.Rejected(pod("a", 10), 1, read)
-		}, "n1"},
-		"the same, and very much memory came free meanwhile": {func(f *fixture) {
-			read := f.Revision()
-			freed(f)
-			for range 2 * maxRecent {
-				f.Freed("n2")
-			}
-			f.Requeue(f.t.Context())
-			f.Rejected(pod("a", 10), 1, read)
+			f.Rejected(pod("a", 10), both, read)
 		}, "n1"},
 		"the same, and another pod has taken the memory": {func(f *fixture) {
 			read := f.Revision()
 			freed(f)
 			f.Requeue(f.t.Context())
 			f.allocate("n1", pod("b", 91))
-			f.Rejected(pod("a", 10), 1, read)
+			f.Rejected(pod("a", 10), both, read)
 		}, ""},
 		"the rejection is recorded after a round for memory that filter saw": {func(f *fixture) {
 			freed(f)
 			read := f.Revision()
 			f.Requeue(f.t.Context())
-			f.Rejected(pod("a", 10), 1, read)
+			f.Rejected(pod("a", 10), both, read)
 		}, ""},
 		"the rejection is recorded after the pod may go to any node again": {func(f *fixture) {
 			freed(f)
 			read := f.Revision()
 			f.Requeue(f.t.Context())
 			f.Unrestricted("a")
-			f.Rejected(pod("a", 10), 1, read)
+			f.Rejected(pod("a", 10), both, read)
 		}, "n1"},
 		"a gang is bound, whose members a rejected pod can preempt": {func(f *fixture) { f.reject("a"); f.Preemptible(-1) }, "n1"},
 		"a gang of the same priority is bound":                      {func(f *fixture) { f.reject("a"); f.Preemptible(0) }, ""},
@@ -75,14 +66,8 @@ func TestRequeue(t *testing.T) {
 			read := f.Revision()
 			f.Preemptible(-1)
 			f.Requeue(f.t.Context())
-			f.Rejected(pod("a", 10), 1, read)
+			f.Rejected(pod("a", 10), both, read)
 		}, "n1"},
-		"the rejection is recorded after a gang of the same priority is bound": {func(f *fixture) {
-			read := f.Revision()
-			f.Preemptible(0)
-			f.Requeue(f.t.Context())
-			f.Rejected(pod("a", 10), 1, read)
-		}, ""},
 		"a rejected pod may go to any node again": {func(f *fixture) {
 			freed(f)
 			f.Requeue(f.t.Context())
@@ -137,8 +122,7 @@ func TestRequeue(t *testing.T) {
 	}
 }
 
-// A write that isn't made, because it fails or because another replica leads, is made later. Memory came free on two nodes. In
-// the meantime the node of the first write is full: the other node still counts.
+// A write that isn't made, because it fails or because another replica leads, is made later.
 func TestRequeueAgain(t *testing.T) {
 	for name, set := range map[string]func(f *fixture, err error){
 		"the write fails":       func(f *fixture, err error) { f.server.Answer(fake.Answers{Annotate: err}) },
@@ -149,22 +133,20 @@ func TestRequeueAgain(t *testing.T) {
 			set(f, errors.New("no"))
 			f.reject("a")
 			f.Freed("n1")
-			f.Freed("n2")
 			f.wantRequeue()
 			select {
 			case <-f.work: // Freed's signal, which run would have taken.
 			default:
 				t.Error("no further round follows")
 			}
-			f.allocate("n1", pod("b", 100))
 			set(f, nil)
-			f.wantRequeue("n2")
+			f.wantRequeue("n1")
 
 			set(f, errors.New("no"))
-			f.All("n1")
-			f.wantRequeue("n2")
+			f.All("n2")
+			f.wantRequeue("n1")
 			set(f, nil)
-			f.wantRequeue("n2", "n1")
+			f.wantRequeue("n1", "n2")
 		})
 	}
 }
@@ -205,7 +187,7 @@ func TestRunForSampledPod(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
-	f.Rejected(pod(podP, 10), minFeasibleNodesToFind, f.Revision())
+	f.Rejected(pod(podP, 10), sample(minFeasibleNodesToFind), f.Revision())
 	await.True(t, "the write", func() bool {
 		f.clock.Step(writeInterval)
 		return f.observer.Count("requeued") == 1
@@ -216,15 +198,15 @@ func TestRunForSampledPod(t *testing.T) {
 	}
 }
 
-// checks counts the calls of Check.
+// checks counts the calls of FirstFit.
 type checks struct {
 	*ledger.Ledger
 	n int
 }
 
-func (c *checks) ForEachFit(pod gpu.Pod, nodes []string, visit func(string, reasons.Reason)) {
+func (c *checks) FirstFit(pod gpu.Pod, nodes []string) (string, bool) {
 	c.n++
-	c.Ledger.ForEachFit(pod, nodes, visit)
+	return c.Ledger.FirstFit(pod, nodes)
 }
 
 // One check is enough for a node that helps no rejected pod, however many there are.
@@ -242,25 +224,25 @@ func TestManyRejectionsCostLittle(t *testing.T) {
 	}
 	for i := range 10_000 {
 		rejected := gpu.Pod{UID: gpu.PodUID(fmt.Sprint(i)), Request: gpu.Memory(100 + i%100), Priority: int32(i % 7)}
-		f.Rejected(rejected, 1, f.Revision())
+		f.Rejected(rejected, nil, f.Revision())
 	}
 	f.clock.Step(time.Second)
 	add(99)
-	if node, _, _ := f.reason(); node != "" || counted.n > nodes {
+	if node, _ := f.reason(); node != "" || counted.n > nodes {
 		t.Errorf("reason %q after %d checks, want none after one for each node", node, counted.n)
 	}
 	counted.n = 0
 	add(100)
-	if node, pod, _ := f.reason(); node == "" || pod.Request != 100 || counted.n > 2 {
+	if node, pod := f.reason(); node == "" || pod.Request != 100 || counted.n > 2 {
 		t.Errorf("reason %q, a pod that asks for %d, after %d checks", node, pod.Request, counted.n)
 	}
 }
 
 // Requests for pods that do not exist, and that are therefore never deleted, do not exhaust memory.
 func TestRejectionsAreBounded(t *testing.T) {
-	f := newFixture(t)
+	f, candidates := newFixture(t), sample(minFeasibleNodesToFind)
 	for i := range maxRejected + 100 {
-		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), minFeasibleNodesToFind, f.Revision())
+		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), candidates, f.Revision())
 	}
 	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
 		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)
@@ -321,8 +303,8 @@ func TestLeastNeedsNoTurn(t *testing.T) {
 	if leastOf(f.ledger, []gpu.Pod{waits}).fits("n1") {
 		t.Error("it fits, although the pod waits for a turn")
 	}
-	f.Rejected(waits, 1, f.Revision())
-	f.Rejected(free, 1, f.Revision())
+	f.Rejected(waits, nil, f.Revision())
+	f.Rejected(free, nil, f.Revision())
 	f.Freed("n1")
 	f.wantRequeue("n1")
 }

@@ -12,7 +12,6 @@
 package sampling
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -67,16 +66,15 @@ type Options struct {
 	Cache    Cache
 	Nodes    *eligibility.Cluster
 	Observer Observer
-	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes.
+	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes. It is nil if
+	// kube-scheduler offers no samples.
 	SampleSize func(nodes int) int
-	// HasRoom reports whether any node has room for a pending pod.
-	HasRoom func(pod *clustercache.PodInfo) bool
 	// Requeue makes kube-scheduler retry rejected pods by a change of the node, or of any node if it is empty.
 	Requeue func(node string)
 	// Leading is called right before each write; an error prevents the write.
 	Leading func() error
 	View    ledger.View
-	// Capacity returns a new count of what nodes have besides GPU memory, in which nominated pods count.
+	// Capacity returns a new count of what nodes have besides GPU memory.
 	Capacity func() ledger.Capacity
 	// AnswerLost is how long after its begin a write can take effect whose answer was lost.
 	AnswerLost time.Duration
@@ -87,7 +85,7 @@ type Options struct {
 // Nominator nominates pods: it writes status.nominatedNodeName. The ledger reserves memory for a nominated pod, as for a preemptor: pods of
 // equal or lower priority see it as used. A Nominator doesn't change nominations that kube-scheduler makes for preemptors.
 //
-// Its methods are safe for concurrent use. A nil Nominator does nothing: kube-scheduler offers no samples.
+// Its methods are safe for concurrent use.
 type Nominator struct {
 	Options
 	writes background.Group
@@ -96,7 +94,7 @@ type Nominator struct {
 	mu sync.Mutex
 	// size is that of the smallest sample, until a node changes; 0 if it isn't known.
 	size int
-	// requests are the pods to nominate, and searched is when they were last looked through. givenUp is until when
+	// requests are the pods to nominate, and searched is when it was last checked which of them are due. givenUp is until when
 	// nominations are not expected to help a pod.
 	requests map[gpu.PodUID]request
 	searched time.Time
@@ -109,7 +107,6 @@ type Nominator struct {
 
 // nominatedPod is a pod that is nominated here, or was.
 type nominatedPod struct {
-	*clustercache.PodInfo
 	state nominationState
 	// taken is true if filter has rejected the node after the nomination.
 	taken bool
@@ -147,37 +144,27 @@ func (n *Nominator) start(write func()) {
 
 // Updated passes on the state of a pod, as the watch reports it.
 func (n *Nominator) Updated(pod *clustercache.PodInfo) {
-	if n == nil {
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[pod.UID]
 	if p == nil {
 		return
 	}
-	if pod.Pending == nil || !pod.Managed {
-		delete(n.pods, pod.UID)
-		return
-	}
-	p.PodInfo = pod
 	switch {
-	case p.state == writing && pod.NominatedNode != "" && pod.NominatedNode != p.node: // By kube-scheduler: the write meets a conflict.
+	case pod.Pending == nil, !pod.Managed:
+		delete(n.pods, pod.UID)
+	case pod.NominatedNode == "" && p.state == writing: // The watch doesn't show the nomination yet.
+	case pod.NominatedNode == "", pod.NominatedNode != p.node: // kube-scheduler has changed it. A write that is in progress meets a conflict.
 		p.state = done
-	case p.state == writing && pod.NominatedNode != "":
-		p.state = nominated
-	case p.state == done && pod.NominatedNode != "" && pod.NominatedNode == p.node: // The write was dropped, and took effect.
+	case p.state == done: // The write was dropped, and took effect.
 		p.state, p.at = nominated, n.Clock.Now()
-	case p.state == nominated && pod.NominatedNode != p.node:
-		p.state = done
+	default:
+		p.state = nominated
 	}
 }
 
 // Gone removes a pod that is no longer pending.
 func (n *Nominator) Gone(uid gpu.PodUID) {
-	if n == nil {
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.pods, uid)
@@ -185,21 +172,15 @@ func (n *Nominator) Gone(uid gpu.PodUID) {
 }
 
 // Keeps reports whether the ledger's nomination of the pod stays although the watch shows none: its write is in progress.
-func (n *Nominator) Keeps(pod *clustercache.PodInfo) bool {
-	if n == nil || pod.NominatedNode != "" {
-		return false
-	}
+func (n *Nominator) Keeps(uid gpu.PodUID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := n.pods[pod.UID]
+	p := n.pods[uid]
 	return p != nil && p.state == writing
 }
 
 // Nominated reports whether the pod was nominated here to the node.
 func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
-	if n == nil {
-		return false
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.pods[uid]
@@ -227,66 +208,78 @@ func (n *Nominator) Tick(ctx context.Context) {
 	n.nominateDue(ctx)
 }
 
-// nominate chooses the nodes of single pods, and begins to write them. It reports whether there is none for some.
-func (n *Nominator) nominate(ctx context.Context, pods []*clustercache.PodInfo) (givenUp bool) {
+// choice is a pod to nominate, and its node; empty if no node was chosen.
+type choice struct {
+	pod  *clustercache.PodInfo
+	node string
+}
+
+// nominateDue nominates the pods that are due. Pods for which that isn't possible are requeued, since no pod was evicted for them.
+func (n *Nominator) nominateDue(ctx context.Context) {
+	due, givenUp := n.takeDue()
+	n.choose(due)
+	for i := range due {
+		givenUp = n.recordChoice(&due[i]) || givenUp
+	}
+	for _, c := range due { // This loop waits if the API server is slow, so every choice is recorded before it.
+		if c.node != "" {
+			n.start(func() { n.write(ctx, c.pod, c.node) })
+		}
+	}
+	if givenUp {
+		n.Requeue("")
+	}
+}
+
+// choose chooses the nodes of the single pods: the place that fair sharing has granted, or a node that has room.
+func (n *Nominator) choose(due []choice) {
+	var single []*choice
+	var requests []ledger.Request
+	for i := range due {
+		c := &due[i]
+		if c.node == "" {
+			c.node, _, _ = n.Ledger.Lookup(c.pod.UID)
+		}
+		if c.node == "" && !n.Ledger.NeedsTurn(c.pod.Pod) {
+			single, requests = append(single, c), append(requests, ledger.Request{Pod: c.pod.Pod, Nodes: n.Nodes.Names(c.pod.Constraints)})
+		}
+	}
+	if len(single) == 0 {
+		return
+	}
 	view := n.View
 	view.TentativeAt = n.Clock.Now()
-	requests, granted := n.eligible(pods)
-	nodes := n.Ledger.NominateAll(requests, view, n.Capacity())
-	for i, pod := range pods {
-		nodes[i] = cmp.Or(nodes[i], granted[i])
-		switch due := n.chosen(pod, nodes[i]); {
-		case nodes[i] == "":
-			givenUp = givenUp || due
-		case !due:
-			nodes[i] = ""
-			if !n.nominatedByOthers(pod.UID) { // It was bound or deleted meanwhile.
-				n.Ledger.End(ledger.Nominated, string(pod.UID))
-			}
-		}
+	for i, node := range n.Ledger.NominateAll(requests, view, n.Capacity()) {
+		single[i].node = node
 	}
-	for i, pod := range pods { // This loop waits if the API server is slow, so every choice is recorded before it.
-		if node := nodes[i]; node != "" {
-			n.start(func() { n.write(ctx, pod, node) })
-		}
-	}
-	return givenUp
 }
 
-// nominatedByOthers reports whether the watch has shown a nomination of the pod, which then is kube-scheduler's.
-func (n *Nominator) nominatedByOthers(uid gpu.PodUID) bool {
+// recordChoice records the node that was chosen for a pod, and removes it from the choice if the pod isn't to be nominated any more. If no node has
+// room, nominations don't help the pod, and recordChoice returns true.
+func (n *Nominator) recordChoice(c *choice) (givenUp bool) {
+	if n.setNode(c) {
+		return c.node == ""
+	}
+	// The pod was bound or deleted meanwhile, or kube-scheduler has nominated it.
+	if pod, pending := n.Cache.PendingPod(c.pod.UID); !pending || pod.NominatedNode == "" {
+		n.Ledger.End(ledger.Nominated, string(c.pod.UID))
+	}
+	c.node = ""
+	return false
+}
+
+// setNode sets the node of the pod's nomination. It returns false if the pod isn't to be nominated any more.
+func (n *Nominator) setNode(c *choice) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := n.pods[uid]
-	return p != nil && p.NominatedNode != ""
-}
-
-// eligible returns the pods with their eligible nodes, and the places that fair sharing has granted to some.
-func (n *Nominator) eligible(pods []*clustercache.PodInfo) (requests []ledger.Request, granted []string) {
-	requests, granted = make([]ledger.Request, len(pods)), make([]string, len(pods))
-	for i, pod := range pods {
-		requests[i].Pod = pod.Pod
-		granted[i], _, _ = n.Ledger.Lookup(pod.UID)
-		if !n.Ledger.NeedsTurn(pod.Pod) {
-			requests[i].Nodes = n.Nodes.Names(pod.Constraints)
-		}
-	}
-	return requests, granted
-}
-
-// chosen records the node that was chosen for a pod. If node is empty, no node has room, and nominations don't help the pod. chosen reports
-// whether the pod was still to be nominated.
-func (n *Nominator) chosen(pod *clustercache.PodInfo, node string) (due bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.pods[pod.UID]
+	p := n.pods[c.pod.UID]
 	if p == nil || p.state != writing {
 		return false
 	}
-	p.node = node
-	if node == "" {
+	p.node = c.node
+	if c.node == "" {
 		p.state = done
-		n.giveUp(pod)
+		n.giveUp(c.pod)
 	}
 	return true
 }
@@ -298,11 +291,11 @@ func (n *Nominator) write(ctx context.Context, pod *clustercache.PodInfo, node s
 		return
 	}
 	switch done := n.send(ctx, pod, node); {
-	case node == "":
-	case !done:
-		n.drop(pod.UID)
-	default:
+	case node == "": // If the removal failed, it is tried again.
+	case done:
 		n.Requeue(node)
+	default:
+		n.drop(pod.UID)
 	}
 }
 
@@ -316,8 +309,6 @@ func (n *Nominator) send(ctx context.Context, pod *clustercache.PodInfo, node st
 		result = reasons.ResultRemoved
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err): // It was tried, bound or deleted meanwhile.
 		result = reasons.ResultConflict
-	case err != nil && ctx.Err() != nil: // This process is stopping.
-		result = reasons.ResultFailed
 	case err != nil:
 		result = reasons.ResultFailed
 		klog.FromContext(ctx).Error(err, "Pod not nominated to a node outside the sample, pausing", "pod", klog.KRef(pod.Namespace, pod.Name), "pause", queue.Retry)
@@ -340,16 +331,21 @@ func (n *Nominator) mayWrite(uid gpu.PodUID) bool {
 // drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
 // nomination.
 func (n *Nominator) drop(uid gpu.PodUID) {
-	n.mu.Lock()
-	p := n.pods[uid]
-	dropped := p != nil && p.state == writing
-	if dropped {
-		p.state = done
-	}
-	n.mu.Unlock()
-	if dropped {
+	if n.stopWriting(uid) {
 		n.Ledger.End(ledger.Nominated, string(uid))
 	}
+}
+
+// stopWriting records that the nomination of a pod isn't written, and returns false if the watch has shown it.
+func (n *Nominator) stopWriting(uid gpu.PodUID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pods[uid]
+	if p == nil || p.state != writing {
+		return false
+	}
+	p.state = done
+	return true
 }
 
 // dropUnseen drops the nominations that the watch should have shown by now.
@@ -374,11 +370,14 @@ func (n *Nominator) expired() (pods []*clustercache.PodInfo) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.Clock.Now()
-	for _, p := range n.pods {
-		leaving := func(pod *clustercache.PodInfo) bool { return pod.Leaving && pod.Priority < p.Priority }
-		if p.state == nominated && now.Sub(p.at) > queue.Arrival && !slices.ContainsFunc(n.Cache.PodsOn(p.node), leaving) {
+	for uid, p := range n.pods {
+		pod, pending := n.Cache.PendingPod(uid)
+		if !pending || p.state != nominated || now.Sub(p.at) <= queue.Arrival {
+			continue
+		}
+		if !slices.ContainsFunc(n.Cache.PodsOn(p.node), func(other *clustercache.PodInfo) bool { return other.Leaving && other.Priority < pod.Priority }) {
 			p.at = now
-			pods = append(pods, p.PodInfo)
+			pods = append(pods, pod)
 		}
 	}
 	return pods

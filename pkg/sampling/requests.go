@@ -1,13 +1,11 @@
 package sampling
 
 import (
-	"context"
+	"cmp"
 	"maps"
 	"slices"
 	"time"
 	"unique"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -20,10 +18,8 @@ const (
 	// an earlier write of the nomination would get a conflict. It is also the time between two attempts to nominate a pod, and between two searches
 	// for nodes.
 	delay = 200 * time.Millisecond
-	// maxSingles is the maximum number of single pods of one search.
-	maxSingles = 200
-	// partOfRequests is how many requests are looked through while the lock is held once: filter and event handlers wait for it.
-	partOfRequests = 1024
+	// maxDue is the maximum number of pods of one search.
+	maxDue = 200
 )
 
 // request is a nomination that is to be made.
@@ -36,9 +32,6 @@ type request struct {
 
 // NodesChanged records that the number of nodes may have changed. The cluster cache must have the change already.
 func (n *Nominator) NodesChanged() {
-	if n == nil {
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.size = 0
@@ -46,6 +39,9 @@ func (n *Nominator) NodesChanged() {
 
 // isSample reports whether the candidate nodes of a filter call can be a sample.
 func (n *Nominator) isSample(nodes []string) bool {
+	if n.SampleSize == nil {
+		return false
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.size == 0 {
@@ -57,12 +53,11 @@ func (n *Nominator) isSample(nodes []string) bool {
 
 // Request requests the nomination of a pod that a filter call has rejected, if the call had a sample and another node has room. It reports
 // whether it has.
-func (n *Nominator) Request(object *corev1.Pod, nodes []string) bool {
-	if n == nil || !n.isSample(nodes) {
+func (n *Nominator) Request(pod *clustercache.PodInfo, nodes []string) bool {
+	if !n.isSample(nodes) || !n.helps(pod, nodes) || pod.Member != nil || pod.NeverPreempts {
 		return false
 	}
-	pod, pending := n.Cache.PendingPod(gpu.PodUID(object.UID))
-	if !pending || !n.helps(pod, object, nodes) || pod.Member != nil || pod.NeverPreempts || !n.HasRoom(pod) {
+	if _, room := n.Ledger.FirstFit(pod.Pod, n.Nodes.Names(pod.Constraints)); !room {
 		return false
 	}
 	n.add(pod.UID, "")
@@ -71,30 +66,27 @@ func (n *Nominator) Request(object *corev1.Pod, nodes []string) bool {
 
 // Offered returns the nodes that a plan for a member's group can use: the nodes of the filter call; all eligible nodes if the call has
 // a sample; or only the node to which the member was nominated because it was outside a sample.
-func (n *Nominator) Offered(object *corev1.Pod, nodes []string) []string {
-	if n == nil {
+func (n *Nominator) Offered(pod *clustercache.PodInfo, nodes []string) []string {
+	if pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts {
 		return nodes
 	}
-	pod, pending := n.Cache.PendingPod(gpu.PodUID(object.UID))
-	if !pending || pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts {
-		return nodes
-	}
-	nominated := len(nodes) == 1 && nodes[0] == object.Status.NominatedNodeName && n.knows(pod.UID)
-	if !nominated && !n.isSample(nodes) || !n.helps(pod, object, nodes) {
+	nominated := len(nodes) == 1 && nodes[0] == pod.NominatedNode && n.knows(pod.UID)
+	if !nominated && !n.isSample(nodes) || !n.helps(pod, nodes) {
 		return nodes
 	}
 	return n.Nodes.Names(pod.Constraints)
 }
 
-// helps reports whether a nomination to a node outside the sample can help the pod. If the pod has such a nomination and the node isn't a
-// candidate, then either kube-scheduler has rejected the node, or filter has rejected it because other pods took the room.
-func (n *Nominator) helps(pod *clustercache.PodInfo, object *corev1.Pod, nodes []string) bool {
-	if pod.Constrained() {
+// helps reports whether a nomination to a node outside the sample can help the pod, which must be pending here too. If the pod has such a
+// nomination and the node isn't a candidate, then either kube-scheduler has rejected the node, or filter has rejected it because other pods took the
+// room.
+func (n *Nominator) helps(pod *clustercache.PodInfo, nodes []string) bool {
+	if _, pending := n.Cache.PendingPod(pod.UID); !pending || pod.Constrained() {
 		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p, node := n.pods[pod.UID], object.Status.NominatedNodeName
+	p, node := n.pods[pod.UID], pod.NominatedNode
 	if p != nil && p.node == node && node != "" && !slices.Contains(nodes, node) {
 		if p.taken {
 			p.taken = false
@@ -139,19 +131,15 @@ func (n *Nominator) add(uid gpu.PodUID, node string) {
 
 // RequestMember requests the nomination of a group's member to the node of its place. If the node is empty, filter found no such place.
 func (n *Nominator) RequestMember(uid gpu.PodUID, node string) {
-	switch {
-	case node == "":
+	if node == "" {
 		n.Passed(uid)
-	case n != nil:
+	} else {
 		n.add(uid, node)
 	}
 }
 
 // Passed ends the attempts to nominate a pod, because a filter call has found nodes for it.
 func (n *Nominator) Passed(uid gpu.PodUID) {
-	if n == nil {
-		return
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.requests, uid)
@@ -159,9 +147,6 @@ func (n *Nominator) Passed(uid gpu.PodUID) {
 
 // Requested reports whether the pod is about to be nominated to a node outside the sample that rejected it.
 func (n *Nominator) Requested(uid gpu.PodUID) bool {
-	if n == nil {
-		return false
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	_, begun := n.requests[uid]
@@ -178,7 +163,7 @@ func (n *Nominator) knows(uid gpu.PodUID) bool {
 // Rejected records that filter rejects the candidate nodes. If the only candidate is the node to which the pod was nominated, either other pods
 // have taken the room, or the member's place has moved.
 func (n *Nominator) Rejected(uid gpu.PodUID, nodes []string) {
-	if n == nil || len(nodes) != 1 {
+	if len(nodes) != 1 {
 		return
 	}
 	n.mu.Lock()
@@ -188,79 +173,48 @@ func (n *Nominator) Rejected(uid gpu.PodUID, nodes []string) {
 	}
 }
 
-// nominateDue nominates the pods that are due. Pods for which that isn't possible are requeued, since no pod was evicted for them.
-func (n *Nominator) nominateDue(ctx context.Context) {
-	var d dueRequests
-	uids := n.requested()
-	slices.Sort(uids)
-	for part := range slices.Chunk(uids, partOfRequests) {
-		n.addDue(&d, part)
-	}
-	for _, m := range d.members {
-		n.start(func() { n.write(ctx, m.PodInfo, m.node) })
-	}
-	givenUp := d.givenUp
-	if len(d.singles) > 0 {
-		givenUp = n.nominate(ctx, d.singles) || givenUp
-	}
-	if givenUp {
-		n.Requeue("")
-	}
-}
-
-// dueRequests are the pods to nominate now.
-type dueRequests struct {
-	singles []*clustercache.PodInfo
-	members []nominatedPod
-	// givenUp is true if one was given up.
-	givenUp bool
-}
-
-// requested returns the pods to nominate if it is time to look through them.
-func (n *Nominator) requested() []gpu.PodUID {
+// takeDue returns the pods that are to be nominated now, those with the highest priority first, with the nodes of members' places. givenUp is
+// true if another request was given up.
+func (n *Nominator) takeDue() (due []choice, givenUp bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.Clock.Now()
 	if len(n.requests) == 0 || now.Before(n.searched.Add(delay)) {
-		return nil
+		return nil, false
 	}
 	n.searched = now
-	return slices.AppendSeq(make([]gpu.PodUID, 0, len(n.requests)), maps.Keys(n.requests))
-}
-
-// addDue adds those of the requested pods that are to be nominated now, and marks them.
-func (n *Nominator) addDue(d *dueRequests, uids []gpu.PodUID) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	now := n.Clock.Now()
-	for _, uid := range uids {
-		r, requested := n.requests[uid]
-		p := n.pods[uid]
-		pod, pending := n.Cache.PendingPod(uid)
+	for _, pod := range n.requested() {
+		r, p := n.requests[pod.UID], n.pods[pod.UID]
 		switch {
-		case !requested:
-			continue
-		case !pending, p != nil && p.state == nominated && (r.node == "" || r.node == p.node):
-			delete(n.requests, uid)
-			continue
+		case p != nil && p.state == nominated && (r.node == "" || r.node == p.node):
+			delete(n.requests, pod.UID)
 		case now.After(r.until), now.Before(n.paused):
 			n.giveUp(pod)
-			d.givenUp = true
-			continue
-		case now.Before(r.due), p != nil && (p.state == writing || p.state == nominated), pod.NominatedNode != "", len(d.singles) == maxSingles:
-			continue // kube-scheduler removes a nomination to a node that it rejected.
-		}
-		r.due = now.Add(delay)
-		n.requests[uid] = r
-		if p == nil {
-			p = &nominatedPod{}
-			n.pods[uid] = p
-		}
-		p.PodInfo, p.state, p.taken, p.node, p.at = pod, writing, false, r.node, now
-		if r.node == "" {
-			d.singles = append(d.singles, pod)
-		} else {
-			d.members = append(d.members, *p)
+			givenUp = true
+		case now.Before(r.due), p != nil && p.state != done, pod.NominatedNode != "", len(due) == maxDue:
+			// Later. kube-scheduler removes a nomination to a node that it rejected.
+		default:
+			r.due = now.Add(delay)
+			n.requests[pod.UID] = r
+			n.pods[pod.UID] = &nominatedPod{state: writing, node: r.node, at: now}
+			due = append(due, choice{pod, r.node})
 		}
 	}
+	return due, givenUp
+}
+
+// requested returns the pending pods with requests, and drops requests of others. The caller holds the lock.
+func (n *Nominator) requested() []*clustercache.PodInfo {
+	pods := make([]*clustercache.PodInfo, 0, len(n.requests))
+	for uid := range n.requests {
+		if pod, pending := n.Cache.PendingPod(uid); pending {
+			pods = append(pods, pod)
+		} else {
+			delete(n.requests, uid)
+		}
+	}
+	slices.SortFunc(pods, func(a, b *clustercache.PodInfo) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.UID, b.UID))
+	})
+	return pods
 }

@@ -3,11 +3,8 @@ package scheduling
 import (
 	"time"
 
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -23,27 +20,18 @@ const (
 	bypassPause = 10 * time.Second
 )
 
-// bypass reports pods that are bound without the extender (clustercache.PodInfo.WithoutExtender).
-type bypass struct {
-	recorder record.EventRecorder
-	observer interface{ BoundWithoutExtender() }
-	// leading returns an error if another replica reports them.
-	leading func() error
-	clock   clock.Clock
-	limit   *rate.Limiter
-}
-
-// updated reports the pod if the watch has shown it pending, and shows now that it was bound without the extender.
-func (b *bypass) updated(old, pod *clustercache.PodInfo) {
+// reportBypass reports the pod if the watch has shown it pending, and shows now that it was bound without the extender
+// (clustercache.PodInfo.WithoutExtender).
+func (h *eventHandlers) reportBypass(old, pod *clustercache.PodInfo) {
 	if !pod.WithoutExtender || old == nil || old.UID != pod.UID || old.Node != "" {
 		return
 	}
-	b.observer.BoundWithoutExtender()
-	if b.leading() != nil || !b.limit.AllowN(b.clock.Now(), 1) {
+	h.Observer.BoundWithoutExtender()
+	if h.Leading() != nil || !h.bypassReports.AllowN(h.Clock.Now(), 1) {
 		return
 	}
 	klog.Background().Error(nil, "Pod bound without the extender: configure its scheduler to call the extender",
 		"pod", klog.KRef(pod.Namespace, pod.Name), "node", pod.Node)
-	b.recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventBypassed,
+	h.Recorder.Eventf(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventBypassed,
 		"The pod was bound to node %s without the extender, so no GPU card was chosen for it: configure its scheduler to call the extender", pod.Node)
 }

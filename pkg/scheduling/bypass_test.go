@@ -38,7 +38,7 @@ func TestBoundWithoutExtender(t *testing.T) {
 // Of many such pods all are counted, and few get an Event. Only the leader writes Events.
 func TestBoundWithoutExtenderEvents(t *testing.T) {
 	f, replica := newHandlersFixture(t, fake.Node("n1", 100)), &standby{}
-	f.handlers.bypass.leading = replica.leading
+	f.Leading = replica.leading
 	const pods = 3 * bypassBurst
 	bind := func(round string) {
 		for i := range pods {

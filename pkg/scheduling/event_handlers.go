@@ -4,34 +4,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
-	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/requeue"
-	"github.com/gpushare/gpushare/pkg/sampling"
 )
 
-// eventHandlers applies the changes of the cluster to the ledger and to everything that keeps state of pods. It implements
-// clustercache.Handler, and binding.Listener for what live reads show.
-type eventHandlers struct {
-	ledger     *ledger.Ledger
-	binder     *binding.Binder
-	requeue    *requeue.Requeuer
-	preemptors *eviction.PlaceKeeper
-	groups     *groups
-	fair       *fairShare
-	nodes      *eligibility.Cluster
-	// nominator is nil if kube-scheduler offers no samples.
-	nominator *sampling.Nominator
-	bypass    *bypass
-	// expectations are nil if the node policy isn't by cost.
-	expectations *expectations
-	synced       func()
-}
+// eventHandlers is the Scheduler in its part as clustercache.Handler, and as binding.Listener for what live reads show: it applies the changes of
+// the cluster to the ledger and to everything that keeps state of pods.
+type eventHandlers Scheduler
 
 // PodUpdated implements clustercache.Handler. Groups and fair sharing come last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
@@ -47,7 +29,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 		h.podGone(old.UID)
 	}
 	h.nominator.Updated(pod)
-	h.bypass.updated(old, pod)
+	h.reportBypass(old, pod)
 	if pod.Ended && old != nil && !old.Ended {
 		h.resourcesFreed(pod)
 	}
@@ -62,7 +44,7 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	case h.preemptors.Renew(pod.Pod, pod.NominatedNode): // The ledger keeps its place as a nomination.
 	case pod.NominatedNode != "" && !pod.Gated: // A pod with a gate may wait for long.
 		h.ledger.Nominate(pod.NominatedNode, pod.Pod)
-	case h.nominator.Keeps(pod):
+	case h.nominator.Keeps(pod.UID):
 	default:
 		h.ledger.End(ledger.Nominated, string(pod.UID))
 	}
@@ -149,8 +131,10 @@ func (h *eventHandlers) nodesChanged() {
 	h.expectations.expectSoon()
 }
 
-// Synced implements clustercache.Handler.
+// Synced implements clustercache.Handler. With replicas, TakeOver requeues the pending pods.
 func (h *eventHandlers) Synced() {
 	h.expectations.expectSoon()
-	h.synced()
+	if !h.replicas {
+		(*Scheduler)(h).requeuePending()
+	}
 }

@@ -27,7 +27,7 @@ type handlersFixture struct {
 
 func newHandlersFixture(t *testing.T, nodes ...*corev1.Node) *handlersFixture {
 	f := &handlersFixture{fixture: newFixture(t, Options{Gangs: GangOptions{Hold: time.Second, Observer: &fake.Observer{}}}), pods: map[string]*clustercache.PodInfo{}}
-	f.handlers = f.newEventHandlers(func() {})
+	f.handlers = (*eventHandlers)(f.Scheduler)
 	for _, node := range nodes {
 		f.handlers.NodeUpdated(node)
 	}

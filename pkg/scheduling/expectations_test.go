@@ -24,8 +24,8 @@ func TestLeastWaste(t *testing.T) {
 		t.Run(name, bubble(func(t *testing.T) {
 			f := startFilter(t, 1)
 			f.FilterBestAbove, f.NodePolicy = few, placement.LeastWaste
-			handlers, e := f.newEventHandlers(func() {}), f.newExpectations() // Its loop doesn't run.
-			handlers.expectations = e
+			handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations() // Its loop doesn't run.
+			f.expectations = e
 			nodes := []string{"n1", "n2", "n3"}
 			for _, node := range nodes {
 				handlers.NodeUpdated(framework.MakeNode(node).Cards(1, 16).Obj())
@@ -86,8 +86,8 @@ func TestExplainStranded(t *testing.T) {
 		for _, policy := range []placement.Policy{placement.LeastWaste, placement.Binpack} {
 			f := startFilter(t, 1)
 			f.NodePolicy = policy
-			handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
-			handlers.expectations = e
+			handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
+			f.expectations = e
 			handlers.NodeUpdated(framework.MakeNode("n1").Cards(1, 16).Obj())
 			handlers.PodUpdated(nil, clustercache.NewPodInfo(fake.Pod("wants-cpu", 8, fake.CPU(4))))
 			handlers.PodUpdated(nil, clustercache.NewPodInfo(fake.Pod("takes-cpu", 0, fake.On("n1"), fake.CPU(62))))
@@ -155,8 +155,8 @@ func TestTurnover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := startFilter(t, 1)
 		f.NodePolicy = placement.LeastWaste
-		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
-		handlers.expectations = e
+		handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
+		f.expectations = e
 		noneEnds(e)
 		pod := func(node string, request int64, phase corev1.PodPhase) *clustercache.PodInfo {
 			return clustercache.NewPodInfo(fake.Pod("p", request, fake.On(node), fake.Phase(phase)))
@@ -192,8 +192,8 @@ func TestWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := startFilter(t, 1)
 		f.NodePolicy = placement.LeastWaste
-		handlers, e := f.newEventHandlers(func() {}), f.newExpectations()
-		handlers.expectations = e
+		handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
+		f.expectations = e
 		pod := func(changes ...fake.PodEdit) *clustercache.PodInfo {
 			return clustercache.NewPodInfo(fake.Pod("p", 8, changes...))
 		}

@@ -8,7 +8,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -16,18 +15,18 @@ import (
 // single pod it creates no allocation, unless groups give way to the pod (groups.displace). For a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
-	pod, err := checkRequest(object)
-	if err != nil {
-		s.requeue.ForgetRejection(gpu.PodUID(object.UID)) // No memory that comes free helps it.
-		s.defragmenter.Forget(gpu.PodUID(object.UID))
-		return FilterResult{Nodes: nodes, Message: err.Error()}, nil
+	pod := s.podInfo(object)
+	if pod.RequestError != "" {
+		s.requeue.ForgetRejection(pod.UID) // No memory that comes free helps it.
+		s.defragmenter.Forget(pod.UID)
+		return FilterResult{Nodes: nodes, Message: pod.RequestError}, nil
 	}
 	s.failures.Tried(s.Clock.Now())
-	if s.fair.awaitsTurn(pod) {
+	if s.fair.awaitsTurn(pod.Pod) {
 		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil
 	}
-	s.recordTry(object, pod, nodes)
-	if result, decided := s.groups.filter(object, nodes); decided {
+	s.recordTry(pod, nodes)
+	if result, decided := s.groups.filter(pod, nodes); decided {
 		return result, nil
 	}
 	if pod.Request == 0 {
@@ -37,7 +36,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		return FilterResult{}, err
 	}
 	c := &filterCall{
-		object: object, pod: pod, FilterResult: FilterResult{Nodes: nodes}, now: s.Clock.Now(),
+		pod: pod, FilterResult: FilterResult{Nodes: nodes, Demand: pod.Demand()}, now: s.Clock.Now(),
 		seen: s.requeue.Revision(), onlyNominated: len(nodes) == 1 && s.nominator.Nominated(pod.UID, nodes[0]),
 	}
 	s.findNodes(c)
@@ -49,11 +48,18 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	return c.FilterResult, nil
 }
 
+// podInfo returns the pod of a call: what the cache has, if it has the pod in the same state.
+func (s *Scheduler) podInfo(object *corev1.Pod) *clustercache.PodInfo {
+	if pod, known := s.cache.Pod(object.Namespace, object.Name); known && pod.IsOf(object) {
+		return pod
+	}
+	return clustercache.NewPodInfo(object)
+}
+
 // filterCall is a filter call for a single pod, with its result.
 type filterCall struct {
-	object *corev1.Pod
-	pod    gpu.Pod
-	now    time.Time
+	pod *clustercache.PodInfo
+	now time.Time
 	// seen is the revision of the requeuer when the call began.
 	seen uint64
 	// onlyNominated is true if the only candidate is the node to which the pod was nominated because it was outside a sample. If the pod doesn't fit
@@ -69,39 +75,32 @@ type filterCall struct {
 // findNodes finds the nodes that pass. If the pod fits none, it gives up the place that fair sharing has reserved for it, if that helps. Otherwise
 // it is nominated to a node outside the sample, or groups give way to it.
 func (s *Scheduler) findNodes(c *filterCall) {
-	s.fitAll(c)
-	if len(c.Passed) == 0 && s.fitsOutsidePlace(c.pod, c.Nodes) {
-		if s.fair.giveUpPlace(c.pod.UID) {
-			s.fitAll(c)
-		}
+	s.fit(c)
+	if len(c.Passed) == 0 && s.fitsOutsidePlace(c.pod.Pod, c.Nodes) && s.fair.giveUpPlace(c.pod.UID) {
+		s.fit(c)
 	}
 	if len(c.Passed) > 0 || c.onlyNominated {
 		return
 	}
-	c.elsewhere = s.nominator.Request(c.object, c.Nodes)
-	if c.elsewhere || s.ledger.NeedsTurn(c.pod) {
+	c.elsewhere = s.nominator.Request(c.pod, c.Nodes)
+	if c.elsewhere || s.ledger.NeedsTurn(c.pod.Pod) {
 		return
 	}
-	if s.groups.displace(c.pod, c.Nodes) {
-		s.fitAll(c)
+	if s.groups.displace(c.pod.Pod, c.Nodes) {
+		s.fit(c)
 	}
-}
-
-// fitAll sets the call's result to what the candidate nodes have for the pod at present.
-func (s *Scheduler) fitAll(c *filterCall) {
-	c.FilterResult, c.fitting = s.fit(c.pod, c.Nodes, c.now)
 }
 
 // recordRejection records that no node passes, and what later evictions for the pod need.
 func (s *Scheduler) recordRejection(c *filterCall) {
-	c.ReservedFor = s.reservedFor(c.pod, c.Nodes, c.Reasons)
-	s.requeue.Rejected(c.pod, len(c.Nodes), c.seen)
+	c.ReservedFor = s.reservedFor(c.pod.Pod, c.Nodes, c.Reasons)
+	s.requeue.Rejected(c.pod.Pod, c.Nodes, c.seen)
 	s.nominator.Rejected(c.pod.UID, c.Nodes)
 	switch {
 	case c.elsewhere:
 		s.defragmenter.Forget(c.pod.UID) // No pod is evicted for it meanwhile.
-	case !clustercache.NeverPreempts(c.object) && !s.ledger.NeedsTurn(c.pod):
-		s.defragmenter.Rejected(c.pod, c.object.Status.NominatedNodeName, c.full(), c.now)
+	case !c.pod.NeverPreempts && !s.ledger.NeedsTurn(c.pod.Pod):
+		s.defragmenter.Rejected(c.pod.Pod, c.pod.NominatedNode, c.full(), c.now)
 	}
 }
 
@@ -112,16 +111,8 @@ func (s *Scheduler) recordPass(c *filterCall) {
 	s.defragmenter.Forget(c.pod.UID)
 	s.nominator.Passed(c.pod.UID)
 	if c.Reasons == nil || len(c.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
-		s.addTentative(c.pod, c.Names(), c.now)
+		s.addTentative(c.pod.Pod, c.Names(), c.now)
 	}
-}
-
-// checkRequest returns the pod, or why it gets no node: it is too large, or no node can give it what it asks for.
-func checkRequest(object *corev1.Pod) (gpu.Pod, error) {
-	if err := protocol.CheckSize(object); err != nil {
-		return gpu.Pod{}, err
-	}
-	return protocol.Pod(object), protocol.CheckRequest(object)
 }
 
 // reservedFor returns the label of the item for which memory or other resources are reserved that the pod would get otherwise;
@@ -146,31 +137,28 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 		return false
 	}
 	pod.UID = "" // The ledger has no allocation and no reservation for this UID. So other nodes can fit, and the place counts as used.
-	s.ledger.ForEachFit(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	_, fits = s.ledger.FirstFit(pod, nodes)
 	return fits
 }
 
-// fit checks the pod against each node. It returns either all nodes that fit and the reasons of the others, or only the best
-// nodes. It also returns the number of nodes that fit.
-func (s *Scheduler) fit(pod gpu.Pod, nodes []string, now time.Time) (result FilterResult, fitting int) {
-	result.Nodes, result.Demand = nodes, pod.Demand()
+// fit sets the call's result to what the candidate nodes have for the pod at present: either all nodes that fit and the reasons of the others, or
+// only the best nodes.
+func (s *Scheduler) fit(c *filterCall) {
 	// With few candidate nodes a shorter answer saves nothing, and the full answer is useful to users and other extenders.
-	every := s.FilterBest == 0 || len(nodes) <= s.few() || s.requeue.NameAll(pod.UID)
-	if every {
-		result.Passed = make([]placement.Candidate, 0, len(nodes))
-		result.Reasons = s.rank(pod, nodes, now, func(c placement.Candidate) { result.Passed = append(result.Passed, c) })
-		return result, s.reportReasons(result.Reasons)
+	if s.FilterBest == 0 || len(c.Nodes) <= s.few() || s.requeue.NameAll(c.pod.UID) {
+		c.Passed = make([]placement.Candidate, 0, len(c.Nodes))
+		c.Reasons = s.rank(c.pod.Pod, c.Nodes, c.now, func(node placement.Candidate) { c.Passed = append(c.Passed, node) })
+		c.fitting = s.reportReasons(c.Reasons)
+		return
 	}
 	best := placement.Best{K: s.FilterBest}
-	result.Reasons = s.rank(pod, nodes, now, best.Add)
-	result.Passed = best.Candidates()
-	fitting = s.reportReasons(result.Reasons)
-	if fitting > 0 {
+	c.Reasons = s.rank(c.pod.Pod, c.Nodes, c.now, best.Add)
+	c.Passed, c.fitting = best.Candidates(), s.reportReasons(c.Reasons)
+	if c.fitting > 0 {
 		// kube-scheduler uses the reasons only if no node fits (pkg/scheduler/schedule_one.go, schedulePod): for the pod's
 		// Event, and to find the nodes on which preemption could help.
-		result.Reasons = nil
+		c.Reasons = nil
 	}
-	return result, fitting
 }
 
 // rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
@@ -199,10 +187,10 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(p
 
 // recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it. It evicts none for a group that isn't
 // whole, see Preempt.
-func (s *Scheduler) recordTry(object *corev1.Pod, pod gpu.Pod, nodes []string) {
-	nominated := object.Status.NominatedNodeName
-	if pod.Request > 0 && s.cache.Ready() == nil && !s.ledger.NeedsTurn(pod) && !s.nominator.Nominated(pod.UID, nominated) && !s.groups.incomplete(object) {
-		s.preemptors.Tried(pod, nominated, nodes, s.Clock.Now())
+func (s *Scheduler) recordTry(pod *clustercache.PodInfo, nodes []string) {
+	if pod.Request > 0 && s.cache.Ready() == nil && !s.ledger.NeedsTurn(pod.Pod) &&
+		!s.nominator.Nominated(pod.UID, pod.NominatedNode) && !s.groups.incomplete(pod) {
+		s.preemptors.Tried(pod.Pod, pod.NominatedNode, nodes, s.Clock.Now())
 	}
 }
 

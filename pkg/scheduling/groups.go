@@ -21,7 +21,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
 	"github.com/gpushare/gpushare/pkg/sampling"
@@ -63,7 +62,7 @@ const (
 // members, and pods of gangs are treated like any other pod.
 type groups struct {
 	GangOptions
-	// nominator nominates members whose places are outside the sample of a filter call; nil if there are no samples.
+	// nominator nominates members whose places are outside the sample of a filter call.
 	nominator *sampling.Nominator
 	manager   *gang.Manager
 	cache     clusterCache
@@ -89,17 +88,12 @@ func (g *groups) memberOf(pod *clustercache.PodInfo) *gang.Member {
 	return pod.Member
 }
 
-// includes reports whether the pod is a member of a gang.
-func (g *groups) includes(pod *corev1.Pod) bool {
-	return g.Hold > 0 && (protocol.InGroup(pod) || g.native.Load() && protocol.PodGroupName(pod) != "")
-}
-
 // filter answers a filter call for a member of a gang. decided is false if the pod is to be placed like any single pod.
-func (g *groups) filter(pod *corev1.Pod, nodes []string) (result FilterResult, decided bool) {
-	if !g.includes(pod) {
+func (g *groups) filter(pod *clustercache.PodInfo, nodes []string) (result FilterResult, decided bool) {
+	if g.memberOf(pod) == nil {
 		return FilterResult{}, false
 	}
-	uid := gpu.PodUID(pod.UID)
+	uid := pod.UID
 	answer := gang.FilterResult{Reason: reasons.GroupUnknown} // The pending pods are requeued after the cache sync.
 	if g.cache.Ready() == nil {
 		answer = g.manager.Filter(uid, nodes, g.nominator.Offered(pod, nodes), g.clock.Now())
@@ -139,11 +133,11 @@ func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
 func (g *groups) needsPermit(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
 
 // incomplete reports whether the pod is a member of a gang that isn't known to be whole.
-func (g *groups) incomplete(pod *corev1.Pod) bool {
-	if !g.includes(pod) {
+func (g *groups) incomplete(pod *clustercache.PodInfo) bool {
+	if g.memberOf(pod) == nil {
 		return false
 	}
-	_, whole := g.manager.Membership(gpu.PodUID(pod.UID))
+	_, whole := g.manager.Membership(pod.UID)
 	return !whole
 }
 

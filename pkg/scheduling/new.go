@@ -49,6 +49,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		Options: o, ledger: ledger.NewWithResources(nodes, turnRules), cache: cache, nodes: nodes, failures: &queue.Failures{}, withTimeout: context.WithTimeout,
+		replicas: replicas, bypassReports: rate.NewLimiter(rate.Every(bypassPause), bypassBurst),
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
@@ -84,33 +85,17 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
 	s.ledger.AddFreedListener(s.fair.freed)
-	synced := func() {}
-	if !replicas { // With replicas, TakeOver does this.
-		synced = s.requeuePending
-	}
-	handlers := s.newEventHandlers(synced)
+	handlers := (*eventHandlers)(s)
 	s.binder.AddListener(handlers)
 	return s, s.cache.AddHandler(handlers)
 }
 
-// newNominator returns nil if kube-scheduler offers no samples.
 func (s *Scheduler) newNominator() *sampling.Nominator {
-	if s.SampleSize == nil {
-		return nil
-	}
 	return sampling.New(sampling.Options{
-		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize, HasRoom: s.requeue.HasRoom,
-		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
-		Capacity:   func() ledger.Capacity { return s.capacity(ledger.Nominated) },
+		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize,
+		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(), Capacity: func() ledger.Capacity { return s.capacity() },
 		AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 	})
-}
-
-func (s *Scheduler) newEventHandlers(synced func()) *eventHandlers {
-	return &eventHandlers{
-		ledger: s.ledger, binder: s.binder, requeue: s.requeue, preemptors: s.preemptors, groups: s.groups, fair: s.fair, nodes: s.nodes,
-		nominator: s.nominator, bypass: s.newBypass(), expectations: s.expectations, synced: synced,
-	}
 }
 
 func (s *Scheduler) newGroups() *groups {
@@ -169,11 +154,5 @@ func (s *Scheduler) newExpectations() *expectations {
 	return &expectations{
 		arrivals: arrivals.NewCounter(), nodes: s.nodes, ledger: s.ledger, cardPolicy: s.CardPolicy,
 		leading: s.Leading, clock: s.Clock,
-	}
-}
-
-func (s *Scheduler) newBypass() *bypass {
-	return &bypass{
-		recorder: s.Recorder, observer: s.Observer, leading: s.Leading, clock: s.Clock, limit: rate.NewLimiter(rate.Every(bypassPause), bypassBurst),
 	}
 }

@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -61,7 +63,7 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 		o.newGroup = func(int) background.Group { return before{func() {}} }
 	}
 	f := &nominateFixture{fixture: newFixture(t, o)}
-	f.handlers = f.newEventHandlers(func() {})
+	f.handlers = (*eventHandlers)(f.Scheduler)
 	f.pending = reportedPods{f.cache, map[gpu.PodUID]*clustercache.PodInfo{}}
 	for _, name := range []string{"n1", "n2", "n3"} {
 		node := fake.Node(name, 100)
@@ -71,7 +73,6 @@ func startNominating(t *testing.T, o Options) *nominateFixture {
 		f.handlers.NodeUpdated(node)
 	}
 	f.nominator.Cache, f.nominator.Requeue = f.pending, func(string) { f.requeued.Add(1) }
-	f.nominator.HasRoom = func(*clustercache.PodInfo) bool { return true } // When filter was called.
 	return f
 }
 
@@ -88,7 +89,7 @@ func (f *nominateFixture) report(pods ...*corev1.Pod) {
 func (f *nominateFixture) request(pods ...*corev1.Pod) {
 	f.report(pods...)
 	for _, pod := range pods {
-		f.nominator.Request(pod, []string{"n4", "n5"})
+		f.nominator.Request(clustercache.NewPodInfo(pod), []string{"n4", "n5"})
 	}
 }
 
@@ -134,8 +135,8 @@ func TestNominate(t *testing.T) {
 // A pod that may use only n1 isn't nominated to another node.
 func TestNominateToEligible(t *testing.T) {
 	f := startNominating(t, Options{})
-	f.handlers.NodeUpdated(fake.Node("n1", 50))
 	f.request(fake.Pod("p", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }))
+	f.handlers.NodeUpdated(fake.Node("n1", 50))
 	f.wantNominated("of a pod that fits no eligible node")
 	f.request(fake.Pod("q", 60))
 	f.wantNominated("of a pod that may use all", "q=n2")
@@ -150,6 +151,36 @@ func TestNominateToPlace(t *testing.T) {
 	}
 	f.request(pod)
 	f.wantNominated("of a pod with a place", "p=n2")
+}
+
+// As for kube-scheduler, the CPU of nodes is free for a pod of higher priority than the pods that are nominated to them.
+func TestNominateBesideNominated(t *testing.T) {
+	for priority, want := range map[int32][]string{0: nil, 1: {"p=n1"}} {
+		f := startNominating(t, Options{})
+		for _, name := range []string{"n1", "n2", "n3"} {
+			node := fake.Node(name, 100)
+			node.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("4")
+			f.handlers.NodeUpdated(node)
+		}
+		pod := fake.Pod("p", 10, fake.CPU(4), fake.Priority(priority))
+		f.request(pod)
+		for _, name := range []string{"n1", "n2", "n3"} {
+			f.report(fake.Pod("on-"+name, 10, fake.CPU(4), fake.Nominated(name)))
+		}
+		f.wantNominated(fmt.Sprintf("of a pod of priority %d", priority), want...)
+	}
+}
+
+// Of two pods of one search that need the same CPU, the one with the higher priority gets it.
+func TestNominateByPriority(t *testing.T) {
+	f := startNominating(t, Options{})
+	for _, name := range []string{"n1", "n2", "n3"} {
+		node := fake.Node(name, 100)
+		node.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse(map[string]string{"n1": "1", "n2": "1", "n3": "4"}[name])
+		f.handlers.NodeUpdated(node)
+	}
+	f.request(fake.Pod("a", 10, fake.CPU(4)), fake.Pod("b", 10, fake.CPU(4), fake.Priority(1)))
+	f.wantNominated("of both pods", "b=n3")
 }
 
 func TestNominationOutcomes(t *testing.T) {

@@ -21,19 +21,17 @@ import (
 // left: kube-scheduler then chooses among the others. kube-scheduler chooses the node and evicts the victims. It evicts none if the answer is
 // empty.
 func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed map[string]preemption.Victims) (map[string]preemption.Victims, error) {
-	pod, err := checkRequest(object)
+	pod := s.podInfo(object)
 	switch {
-	case err != nil:
-		return nil, nil // No eviction helps.
-	case clustercache.NeverPreempts(object):
+	case pod.RequestError != "", pod.NeverPreempts: // No eviction helps, or none is wanted.
 		return nil, nil
-	case s.fair.awaitsTurn(pod):
+	case s.fair.awaitsTurn(pod.Pod):
 		return nil, nil
-	case s.groups.incomplete(object):
+	case s.groups.incomplete(pod):
 		return nil, nil // Pods would be evicted for one member of a gang that may never become whole.
 	case pod.Request == 0:
 		return proposed, nil
-	case s.ledger.NeedsTurn(pod):
+	case s.ledger.NeedsTurn(pod.Pod):
 		return nil, nil // It was granted because everything it needs was free.
 	}
 	if err := cmp.Or(ctx.Err(), s.cache.Ready()); err != nil {
@@ -46,7 +44,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
-	s.groups.displace(pod, slices.Sorted(maps.Keys(proposed)))
+	s.groups.displace(pod.Pod, slices.Sorted(maps.Keys(proposed)))
 	if node, _, allocated := s.ledger.Lookup(pod.UID); allocated {
 		return s.withCard(node, proposed), nil
 	}
@@ -56,11 +54,11 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Defragmenter frees a card on these nodes, and violates no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
-	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, clustercache.NewPodInfo(object), len(proposed), s.Clock.Now()).Victims(ctx, proposed)
+	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if s.preemptors.AwaitRepeated(pod, answer) {
+	if s.preemptors.AwaitRepeated(pod.Pod, answer) {
 		klog.FromContext(ctx).Info("No victims proposed, because those of the last call are leaving or gone already", "pod", klog.KObj(object))
 		return nil, nil // kube-scheduler retries the pod when it sees their end.
 	}

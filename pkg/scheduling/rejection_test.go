@@ -38,10 +38,10 @@ func TestRequeueAfterLateWatch(t *testing.T) {
 		check.Must(t, f.bind(pod))
 		// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
 		seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
-		f.requeue.Rejected(protocol.Pod(pod), 1, seen)
+		f.requeue.Rejected(protocol.Pod(pod), nil, seen)
 		f.publish(pod)
 		f.publishObject(later)
-		f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, 1, seen)
+		f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, nil, seen)
 		f.requeue.Freed("n1")
 		f.requeue.Freed("n2")
 		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1", "n2"}) })

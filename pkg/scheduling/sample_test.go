@@ -177,7 +177,7 @@ func TestSampleRefused(t *testing.T) {
 			f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
 			_, node, _ := strings.Cut(f.server.Calls().Nominated[0], "=")
 			pod.Status.NominatedNodeName = node
-			f.newEventHandlers(func() {}).PodUpdated(nil, clustercache.NewPodInfo(pod))
+			(*eventHandlers)(f.Scheduler).PodUpdated(nil, clustercache.NewPodInfo(pod))
 			if test.taken {
 				f.take(node)
 				if result, err := f.Filter(pod, []string{node}); err != nil || len(result.Passed) > 0 {

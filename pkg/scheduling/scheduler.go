@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
@@ -128,9 +129,13 @@ type Scheduler struct {
 	explainer explainer
 	waiting   *waiting
 	failures  *queue.Failures
-	// nominator is nil if kube-scheduler offers no samples, expectations are nil if the node policy isn't by cost.
-	nominator    *sampling.Nominator
+	nominator *sampling.Nominator
+	// expectations are nil if the node policy isn't by cost.
 	expectations *expectations
+	// replicas is true if another process may lead.
+	replicas bool
+	// bypassReports limits the reports about pods that were bound without the extender.
+	bypassReports *rate.Limiter
 	// withTimeout is context.WithTimeout outside tests: a context's timer doesn't follow Clock.
 	withTimeout func(context.Context, time.Duration) (context.Context, context.CancelFunc)
 }
@@ -152,6 +157,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.cache.Run(ctx) })
 	g.Go(func() error { return s.binder.Run(ctx) })
 	g.Go(func() error { return s.requeue.Run(ctx) })
+	g.Go(func() error { return s.nominator.Run(ctx) })
 	g.Go(func() error { return s.preemptors.Run(ctx) })
 	g.Go(func() error { return s.waiting.run(ctx) })
 	if s.defragmenter != nil {
@@ -162,9 +168,6 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 	if s.expectations != nil {
 		g.Go(func() error { return s.expectations.run(ctx) })
-	}
-	if s.nominator != nil {
-		g.Go(func() error { return s.nominator.Run(ctx) })
 	}
 	if s.overusers != nil {
 		g.Go(func() error { return s.overusers.Run(ctx) })
