@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -117,10 +116,7 @@ func (c Client) CreateConfigMap(ctx context.Context, namespace, name string) (*c
 func (c Client) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]string{"resourceVersion": version}, "data": data})
-	if err != nil {
-		return nil, fmt.Errorf("writing the patch of ConfigMap %s/%s: %w", namespace, name, err)
-	}
+	patch := encode(map[string]any{"metadata": map[string]string{"resourceVersion": version}, "data": data})
 	return c.client.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
@@ -129,14 +125,11 @@ func (c Client) PatchConfigMap(ctx context.Context, namespace, name, version str
 func (c Client) OpenGate(ctx context.Context, pod gpu.Pod, gate string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{
+	patch := encode(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
 		"spec":     map[string]any{"schedulingGates": []map[string]string{{"$patch": "delete", "name": gate}}},
 	})
-	if err != nil {
-		return fmt.Errorf("writing the patch of pod %s: %w", pod, err)
-	}
-	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
@@ -149,14 +142,11 @@ func (c Client) Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node
 	if node != "" {
 		status["nominatedNodeName"] = node
 	}
-	patch, err := json.Marshal(map[string]any{
+	patch := encode(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": resourceVersion},
 		"status":   status,
 	})
-	if err != nil {
-		return fmt.Errorf("writing the patch of pod %s: %w", pod, err)
-	}
-	_, err = c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err := c.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
@@ -164,12 +154,15 @@ func (c Client) Nominate(ctx context.Context, pod gpu.Pod, resourceVersion, node
 func (c Client) AnnotateNode(ctx context.Context, node, key, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
-	if err != nil {
-		return fmt.Errorf("writing the patch of node %s: %w", node, err)
-	}
-	_, err = c.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
+	patch := encode(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
+	_, err := c.client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
+}
+
+// encode returns a patch in JSON.
+func encode(patch map[string]any) []byte {
+	text, _ := json.Marshal(patch) // It can't fail: all values are texts, or maps and lists of them.
+	return text
 }
 
 // Outcome is what the error of a write says about the write.

@@ -28,15 +28,15 @@ func BenchmarkLock(b *testing.B) {
 	}
 	for i := range pods {
 		pod := gpu.Pod{UID: gpu.PodUID(fmt.Sprint("uid-", i)), Namespace: "default", Name: fmt.Sprint("pod-", i), Request: 10}
-		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: pod, Node: nodeName(i % nodes)}, Overuse: &protocol.Overuse{}}
+		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: pod, Node: nodeName(i % nodes)}, Overuse: &protocol.Overuse{}, RequestProblem: "none"}
 		check.Must(b, c.podInformer.GetIndexer().Add(bound))
-		c.updateSets(&PodInfo{PodUse: eligibility.PodUse{Pod: pod}, Pending: &diagnosis.Pod{Pod: pod}, RequestProblem: "none"})
+		c.pending.update(&PodInfo{PodUse: eligibility.PodUse{Pod: pod}, Pending: &diagnosis.Pod{Pod: pod}}, c.Clock.Now())
 	}
 	changing := gpu.Pod{UID: "changing", Namespace: "default", Name: "changing", Request: 10}
 	update := func() {
-		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: changing, Node: nodeName(0)}, Overuse: &protocol.Overuse{}}
+		bound := &PodInfo{PodUse: eligibility.PodUse{Pod: changing, Node: nodeName(0)}, Overuse: &protocol.Overuse{}, RequestProblem: "none"}
 		check.NoError(b, c.podInformer.GetIndexer().Update(bound))
-		c.updateSets(&PodInfo{PodUse: bound.PodUse, Pending: &diagnosis.Pod{Pod: changing}, RequestProblem: "none"})
+		c.pending.update(&PodInfo{PodUse: bound.PodUse, Pending: &diagnosis.Pod{Pod: changing}}, c.Clock.Now())
 	}
 	for name, call := range map[string]func(){
 		"Pending":         func() { c.Pending() },
@@ -52,6 +52,28 @@ func BenchmarkLock(b *testing.B) {
 				}
 			})
 			b.ReportMetric(float64(longest.Nanoseconds()), "longest-update-ns")
+		})
+	}
+}
+
+// BenchmarkTransform measures what each report about a pod costs before the event handlers get it.
+func BenchmarkTransform(b *testing.B) {
+	pending := fake.Pod("trainer-6d4cf56db6-x2x8k", 2000, fake.CPU(4))
+	pending.Labels = map[string]string{"app": "trainer", "pod-template-hash": "6d4cf56db6"}
+	pending.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "trainer-6d4cf56db6", UID: "c2f9a1de", Controller: new(true)}}
+	pending.Spec.Volumes = []corev1.Volume{{Name: "kube-api-access", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}}}
+	pending.Spec.Tolerations = []corev1.Toleration{
+		{Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+		{Key: "node.kubernetes.io/unreachable", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	}
+	for name, pod := range map[string]*corev1.Pod{"pending": pending, "bound": fake.Edited(pending, fake.Bound("n1", 0))} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			var s sharing
+			for b.Loop() {
+				_, err := s.transform(pod)
+				check.NoError(b, err)
+			}
 		})
 	}
 }

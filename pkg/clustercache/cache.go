@@ -45,9 +45,8 @@ type Cache struct {
 	nodes                     corelisters.NodeLister
 	budgets                   policylisters.PodDisruptionBudgetLister
 	budgetsSynced             cache.InformerSynced
-	// pending are the pending pods, problems those that have a RequestProblem and have not ended.
-	pending, problems podSet
-	handler           Handler
+	pending                   pendingPods
+	handler                   Handler
 	// namespaces is true if namespaces are watched.
 	namespaces bool
 	// podGroups is nil if PodGroups are not watched.
@@ -149,17 +148,24 @@ func (c *Cache) reported(what string) (pods []*PodInfo) {
 	return pods
 }
 
-// reportIndex is the name of the index of Reported and MayOveruse. Its values are one of the others, followed by the node.
+// reportIndex is the name of the index of Reported, MayOveruse and RequestProblems. Its values are one of the others, followed by the node.
 const (
 	reportIndex  = "report"
 	problemValue = "problem/"
 	overuseValue = "overuse/"
+	requestValue = "request/"
 )
 
 func indexByReport(object any) (values []string, err error) {
 	pod, ok := object.(*PodInfo)
-	if !ok || pod.Node == "" || pod.Ended {
+	if !ok || pod.Ended {
 		return nil, nil
+	}
+	if pod.RequestProblem != "" && !pod.Leaving {
+		values = append(values, requestValue+pod.Node)
+	}
+	if pod.Node == "" {
+		return values, nil
 	}
 	if pod.Overuse != nil || pod.LimitProblem != "" || pod.WithoutExtender {
 		values = append(values, problemValue+pod.Node)
@@ -203,9 +209,10 @@ func (c *Cache) PendingFor(uid gpu.PodUID) time.Duration {
 	return c.Clock.Now().Sub(pod.since)
 }
 
-// RequestProblems returns the pods that have not ended and have a RequestProblem, ordered by namespace and name.
+// RequestProblems returns the pods that have a RequestProblem, have not ended and aren't being deleted, ordered by namespace and name.
 func (c *Cache) RequestProblems() []*PodInfo {
-	pods := c.problems.list()
+	pods := c.reported(requestValue)
+	slices.SortFunc(pods, byName)
 	unserved := func(pod *PodInfo) bool { return pod.Unserved }
 	if slices.ContainsFunc(pods, unserved) && diagnosis.OffersWholeCards(c.Nodes()) {
 		pods = slices.DeleteFunc(pods, unserved)

@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/gpushare/gpushare/pkg/eligibility"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -31,12 +30,12 @@ type Handler interface {
 	Synced()
 }
 
-// podEvents returns the event handlers that update the sets of pending pods and of those with problems, and then pass changes of pods to the handler.
+// podEvents returns the event handlers that update the pending pods, and then pass changes of pods to the handler.
 func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) {
 			if pod, ok := object.(*PodInfo); ok {
-				c.updateSets(pod)
+				c.pending.update(pod, c.Clock.Now())
 				h.PodUpdated(nil, pod)
 			}
 		},
@@ -47,29 +46,18 @@ func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
 				return
 			}
 			if old != nil && old.UID != pod.UID {
-				c.removeFromSets(old.UID)
+				c.pending.remove(old.UID)
 			}
-			c.updateSets(pod)
+			c.pending.update(pod, c.Clock.Now())
 			h.PodUpdated(old, pod)
 		},
 		DeleteFunc: func(object any) {
 			if pod, ok := lastState(object).(*PodInfo); ok {
-				c.removeFromSets(pod.UID)
+				c.pending.remove(pod.UID)
 				h.PodDeleted(pod)
 			}
 		},
 	}
-}
-
-func (c *Cache) updateSets(pod *PodInfo) {
-	now := c.Clock.Now()
-	c.pending.update(pod, pod.Pending != nil, now)
-	c.problems.update(pod, pod.RequestProblem != "" && !pod.Ended && !pod.Leaving, now)
-}
-
-func (c *Cache) removeFromSets(uid gpu.PodUID) {
-	c.pending.remove(uid)
-	c.problems.remove(uid)
 }
 
 func nodeEvents(h Handler) cache.ResourceEventHandler {

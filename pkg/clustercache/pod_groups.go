@@ -84,13 +84,10 @@ func (c *Cache) hasPodGroups(ctx context.Context) (bool, error) {
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }), nil
 }
 
-// listPodGroups asks whether the API server has PodGroups, and lists one, if they are watched.
+// listPodGroups lists a PodGroup if they are watched.
 func (c *Cache) listPodGroups(ctx context.Context, options metav1.ListOptions) error {
 	if c.podGroups == nil {
 		return nil
-	}
-	if _, err := c.hasPodGroups(ctx); err != nil {
-		return err
 	}
 	if _, err := c.Client.SchedulingV1beta1().PodGroups(metav1.NamespaceAll).List(ctx, options); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("listing podgroups: %w", err)

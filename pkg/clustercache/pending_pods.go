@@ -9,27 +9,27 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// podSet holds some of the pods, as the watch reports them. The zero value is ready for use. mu guards its fields; its methods are safe for
-// concurrent use.
-type podSet struct {
+// pendingPods holds the pending pods, as the watch reports them. The zero value is ready for use. mu guards its fields; its methods are safe
+// for concurrent use.
+type pendingPods struct {
 	mu   sync.RWMutex
-	pods map[gpu.PodUID]podSince
+	pods map[gpu.PodUID]pendingPod
 }
 
-type podSince struct {
+type pendingPod struct {
 	info *PodInfo
-	// since is when the watch first reported the pod as one of the set, or reported its last scheduling gate removed.
+	// since is when the watch first reported the pod, or reported its last scheduling gate removed.
 	since time.Time
 }
 
 // list returns the pods by name. It sorts them without the lock.
-func (s *podSet) list() []*PodInfo {
+func (s *pendingPods) list() []*PodInfo {
 	pods := s.all()
 	slices.SortFunc(pods, byName)
 	return pods
 }
 
-func (s *podSet) all() []*PodInfo {
+func (s *pendingPods) all() []*PodInfo {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	pods := make([]*PodInfo, 0, len(s.pods))
@@ -39,32 +39,32 @@ func (s *podSet) all() []*PodInfo {
 	return pods
 }
 
-func (s *podSet) get(uid gpu.PodUID) (pod podSince, ok bool) {
+func (s *pendingPods) get(uid gpu.PodUID) (pod pendingPod, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	pod, ok = s.pods[uid]
 	return pod, ok
 }
 
-// update adds the pod if it belongs to the set, or else removes it.
-func (s *podSet) update(pod *PodInfo, belongs bool, now time.Time) {
-	if !belongs {
+// update adds the pod if it is pending, or else removes it.
+func (s *pendingPods) update(pod *PodInfo, now time.Time) {
+	if pod.Pending == nil {
 		s.remove(pod.UID)
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pods == nil {
-		s.pods = map[gpu.PodUID]podSince{}
+		s.pods = map[gpu.PodUID]pendingPod{}
 	}
 	since := now
 	if former, known := s.pods[pod.UID]; known && (pod.gated() || !former.info.gated()) {
 		since = former.since
 	}
-	s.pods[pod.UID] = podSince{info: pod, since: since}
+	s.pods[pod.UID] = pendingPod{info: pod, since: since}
 }
 
-func (s *podSet) remove(uid gpu.PodUID) {
+func (s *pendingPods) remove(uid gpu.PodUID) {
 	if _, known := s.get(uid); !known {
 		return // Almost every pod.
 	}
