@@ -78,11 +78,12 @@ type Options struct {
 // Binder binds pods. Its methods are safe for concurrent use.
 type Binder struct {
 	Options
-	tracker       *tracker
-	batch         *batch
-	reader        *reader
-	term          *termNodes
-	verifications *verifications
+	tracker   *tracker
+	batch     *batch
+	term      *termNodes
+	listeners []Listener
+	// verify are the pods that Verify must still read.
+	verify chan gpu.Pod
 	// events limits the Events that name a pod's card.
 	events *rate.Limiter
 }
@@ -92,10 +93,9 @@ func New(o Options) *Binder {
 	term := &termNodes{}
 	return &Binder{
 		Options: o, term: term, events: rate.NewLimiter(eventsSecond, eventsBurst),
-		tracker:       &tracker{ledger: o.Ledger, term: term, pods: map[gpu.PodUID]*trackedPod{}},
-		batch:         &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)},
-		reader:        &reader{api: o.API},
-		verifications: &verifications{pods: map[gpu.PodUID]gpu.Pod{}, more: background.NewSignal()},
+		tracker: &tracker{ledger: o.Ledger, term: term, pods: map[gpu.PodUID]*trackedPod{}},
+		batch:   &batch{clock: o.Clock, window: min(o.Window, o.Timeout/4)},
+		verify:  make(chan gpu.Pod, maxVerify),
 	}
 }
 
@@ -103,7 +103,9 @@ func New(o Options) *Binder {
 func (b *Binder) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return background.Every(ctx, b.Clock, resolveInterval, b.Resolve) })
-	g.Go(func() error { return b.runVerifications(ctx) })
+	for range maxReads {
+		g.Go(func() error { return b.runVerify(ctx) })
+	}
 	return g.Wait()
 }
 
@@ -113,7 +115,7 @@ func Deadline(timeout time.Duration) time.Duration { return 2*timeout + deadline
 
 // ReadPod reads the pod with this namespace, name and UID from the API server. It returns ErrBadRequest if there is none.
 func (b *Binder) ReadPod(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
-	found, err := b.reader.read(ctx, pod)
+	found, err := b.read(ctx, pod)
 	if err != nil {
 		return nil, fmt.Errorf("reading the pod: %w", err)
 	}
@@ -175,16 +177,6 @@ func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []proto
 	return cards, unit, nil
 }
 
-// reportCardIfBound reports the card of a pod if the ledger has it as bound to the node of the write, and whether it has.
-func (b *Binder) reportCardIfBound(logger klog.Logger, w *write) (bound bool) {
-	home, allocation, ok := b.Ledger.Lookup(w.pod.UID)
-	bound = ok && home == w.node && allocation.State == ledger.Bound
-	if bound {
-		b.reportCard(logger, w.node, allocation)
-	}
-	return bound
-}
-
 // The limits of the Events that name a pod's card: on most days each pod gets its Event. If many pods are bound, only
 // the first ones and then a few per second get one.
 const (
@@ -192,12 +184,11 @@ const (
 	eventsSecond = 2
 )
 
-// reportCard reports the pod's card in the log and in an Event, once for each pod that this process has bound. While many
+// reportCard reports the pod's cards in the log and in an Event, once for each pod that this process has bound. While many
 // pods are bound, at once or continuously, Events are left out: an Event is one more write per bind, costs as much as
 // the bind itself, and repeats the pod's annotations.
-func (b *Binder) reportCard(logger klog.Logger, node string, allocation ledger.Allocation) {
-	cards, unit, err := b.cards(node, allocation)
-	if allocation.Request == 0 || err != nil {
+func (b *Binder) reportCard(logger klog.Logger, node string, allocation ledger.Allocation, cards []protocol.AssignedCard, unit gpu.Unit) {
+	if len(cards) == 0 {
 		return
 	}
 	request := unit.Format(allocation.Request)

@@ -35,7 +35,7 @@ func (b *Binder) Claim(uid gpu.PodUID) (*Claim, bool) {
 func (c *Claim) End() (noWrite bool) {
 	failed, noWrite := c.binder.tracker.end(c.uid)
 	if failed {
-		c.binder.reader.notBound(c.uid)
+		c.binder.notBound(c.uid)
 	}
 	return noWrite
 }
@@ -52,7 +52,7 @@ func (c *Claim) IsOpen() bool { return c.binder.tracker.isOpen(c.uid) }
 // until then it can be written again.
 func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Allocation, containers []gpu.Memory, member Membership) (reasons.Result, error) {
 	b, pod := c.binder, allocation.Pod
-	cards, _, err := b.cards(node, allocation)
+	cards, unit, err := b.cards(node, allocation)
 	if err != nil {
 		c.Abandon()
 		return reasons.ResultNoRoom, err
@@ -79,7 +79,7 @@ func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Alloca
 	switch apiserver.OutcomeOf(err) {
 	case apiserver.Done:
 		b.tracker.written(w, allocation)
-		b.reportCard(klog.FromContext(ctx), node, allocation)
+		b.reportCard(klog.FromContext(ctx), node, allocation, cards, unit)
 		return reasons.ResultBound, nil
 	case apiserver.Rejected:
 		b.tracker.rejected(w)
@@ -92,14 +92,13 @@ func (c *Claim) Write(ctx context.Context, node string, allocation ledger.Alloca
 // have been made.
 func (b *Binder) confirm(ctx context.Context, w *write, err error) (reasons.Result, error) {
 	conflict := apiserver.OutcomeOf(err) == apiserver.Conflict
-	live, readErr := b.reader.read(ctx, w.pod)
+	live, readErr := b.read(ctx, w.pod)
 	if readErr == nil {
-		defer func() { b.reader.notify(w.pod.UID, live) }()
+		defer b.notify(w.pod.UID, live)
 	}
 	switch {
 	case readErr == nil && live != nil && live.Node == w.node:
 		b.tracker.foundBound(w, live, b.Clock.Now()) // Another process may have bound the pod, to another card.
-		b.reportCardIfBound(klog.FromContext(ctx), w)
 		return reasons.ResultBound, nil
 	case conflict && readErr == nil && live != nil && live.Node != "":
 		b.tracker.foundBound(w, live, b.Clock.Now())
@@ -108,10 +107,16 @@ func (b *Binder) confirm(ctx context.Context, w *write, err error) (reasons.Resu
 		b.tracker.rejected(w)
 		return reasons.ResultRejected, fmt.Errorf("binding the pod: %w", err)
 	}
-	if !b.tracker.answerLost(w) && b.reportCardIfBound(klog.FromContext(ctx), w) {
+	if !b.tracker.answerLost(w) && b.isBound(w) {
 		return reasons.ResultBound, nil // The watch has reported the pod meanwhile.
 	}
 	return reasons.ResultUnconfirmed, fmt.Errorf("%w: %w", ErrUnconfirmed, err)
+}
+
+// isBound reports whether the ledger has the pod as bound to the node of the write.
+func (b *Binder) isBound(w *write) bool {
+	node, allocation, known := b.Ledger.Lookup(w.pod.UID)
+	return known && node == w.node && allocation.State == ledger.Bound
 }
 
 // Membership is what a Binding records about the pod's gang. The zero value is for a pod without a gang.

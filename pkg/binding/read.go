@@ -2,13 +2,10 @@ package binding
 
 import (
 	"context"
-	"sync"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -28,16 +25,13 @@ type Listener interface {
 	NotBound(uid gpu.PodUID)
 }
 
-// reader makes live reads of pods and passes the results to the listeners.
-type reader struct {
-	api       API
-	listeners []Listener
-}
+// AddListener adds a listener. Listeners are added before the Binder is used by several goroutines.
+func (b *Binder) AddListener(listener Listener) { b.listeners = append(b.listeners, listener) }
 
 // read returns the pod as the API server has it; nil if there is none with this UID. The caller updates the ledger and then
 // calls notify.
-func (r *reader) read(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
-	live, err := r.api.Pod(ctx, pod.Namespace, pod.Name)
+func (b *Binder) read(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, error) {
+	live, err := b.API.Pod(ctx, pod.Namespace, pod.Name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
@@ -50,8 +44,8 @@ func (r *reader) read(ctx context.Context, pod gpu.Pod) (*clustercache.PodInfo, 
 }
 
 // notify passes the result of a read to the listeners.
-func (r *reader) notify(uid gpu.PodUID, found *clustercache.PodInfo) {
-	for _, listener := range r.listeners {
+func (b *Binder) notify(uid gpu.PodUID, found *clustercache.PodInfo) {
+	for _, listener := range b.listeners {
 		if found == nil {
 			listener.PodReadGone(uid)
 		} else {
@@ -60,61 +54,43 @@ func (r *reader) notify(uid gpu.PodUID, found *clustercache.PodInfo) {
 	}
 }
 
-func (r *reader) notBound(uid gpu.PodUID) {
-	for _, listener := range r.listeners {
+func (b *Binder) notBound(uid gpu.PodUID) {
+	for _, listener := range b.listeners {
 		listener.NotBound(uid)
 	}
 }
 
-// AddListener adds a listener. Listeners are added before the Binder is used by several goroutines.
-func (b *Binder) AddListener(listener Listener) {
-	b.reader.listeners = append(b.reader.listeners, listener)
-}
-
-// maxReads limits the concurrent reads of Verify.
-const maxReads = 16
-
-// verifications are the pods that Verify must still read. more is raised if there are any. mu guards pods.
-type verifications struct {
-	mu   sync.Mutex
-	pods map[gpu.PodUID]gpu.Pod
-	more background.Signal
-}
-
-// Verify reads the pods from the API server, in the background. The results reach the ledger and the listeners; a read that
-// fails reports nothing.
-func (b *Binder) Verify(pods []gpu.Pod) {
-	v := b.verifications
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, pod := range pods {
-		v.pods[pod.UID] = pod
+// learn applies the result of a read that no open bind asked for.
+func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
+	if found != nil {
+		b.tracker.addUnseen(found, b.Clock.Now())
 	}
-	v.more.Raise()
+	b.notify(uid, found)
 }
 
-// take returns the pods to read, and forgets them.
-func (v *verifications) take() map[gpu.PodUID]gpu.Pod {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	pods := v.pods
-	v.pods = map[gpu.PodUID]gpu.Pod{}
-	return pods
+// maxReads limits the concurrent reads of Verify, and maxVerify the pods that wait for one.
+const maxReads, maxVerify = 16, 1024
+
+// Verify reads the pods from the API server, in the background. The results reach the ledger and the listeners. If a read fails, or too many
+// pods wait for one, nothing is reported: the caller asks again.
+func (b *Binder) Verify(pods []gpu.Pod) {
+	for _, pod := range pods {
+		select {
+		case b.verify <- pod:
+		default:
+			return
+		}
+	}
 }
 
-// runVerifications makes the reads of Verify until ctx ends.
-func (b *Binder) runVerifications(ctx context.Context) error {
+// runVerify makes reads of Verify, one at a time, until ctx ends.
+func (b *Binder) runVerify(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-b.verifications.more:
-			group := new(errgroup.Group)
-			group.SetLimit(maxReads)
-			for _, pod := range b.verifications.take() {
-				group.Go(func() error { b.VerifyPod(ctx, pod); return nil })
-			}
-			_ = group.Wait() // VerifyPod logs its errors.
+		case pod := <-b.verify:
+			b.VerifyPod(ctx, pod)
 		}
 	}
 }
@@ -126,18 +102,10 @@ func (b *Binder) VerifyPod(ctx context.Context, pod gpu.Pod) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	found, err := b.reader.read(ctx, pod)
+	found, err := b.read(ctx, pod)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Pod not read, trying again", "pod", klog.KRef(pod.Namespace, pod.Name), "err", err)
 		return
 	}
 	b.learn(pod.UID, found)
-}
-
-// learn applies the result of a read that no open bind asked for.
-func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
-	if found != nil {
-		b.tracker.addUnseen(found, b.Clock.Now())
-	}
-	b.reader.notify(uid, found)
 }

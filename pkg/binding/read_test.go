@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/fake"
@@ -96,17 +95,5 @@ func TestListener(t *testing.T) {
 			f.wantHeard(test.want...)
 			f.want(pod, test.allocation)
 		})
-	}
-}
-
-// Pods that Verify gets while it reads others are read afterwards.
-func TestVerifyWhileBusy(t *testing.T) {
-	f := newFixture(t, 0)
-	for _, name := range []string{"a", "b", "c"} {
-		f.Verify([]gpu.Pod{protocol.Pod(fake.Pod(name, 1))})
-	}
-	<-f.verifications.more
-	if got := f.verifications.take(); len(got) != 3 || len(f.verifications.take()) != 0 {
-		t.Errorf("to read: %v, want three pods, once", got)
 	}
 }

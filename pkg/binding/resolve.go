@@ -64,13 +64,13 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 	defer cancel()
 	// The begin of the read counts: a write that the read does not show can have been made during the read.
 	asked := b.Clock.Now()
-	found, err := b.reader.read(ctx, w.pod)
+	found, err := b.read(ctx, w.pod)
 	if err != nil {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "err", err)
 		return false
 	}
 	outcome, lost := b.tracker.applyRead(w, found, asked, Deadline(b.Timeout))
-	b.reader.notify(w.pod.UID, found)
+	b.notify(w.pod.UID, found)
 	if outcome != "" && lost {
 		b.reportResolved(logger, w, outcome)
 	}
@@ -115,10 +115,7 @@ func (b *Binder) watchReported(uid gpu.PodUID, outcome reasons.Result, update fu
 func (b *Binder) reportResolved(logger klog.Logger, w *write, outcome reasons.Result) {
 	logger.Info("Unconfirmed bind resolved", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node, "outcome", outcome)
 	b.Observer.BindResolved(outcome)
-	switch outcome {
-	case reasons.ResultBound:
-		b.reportCardIfBound(logger.WithValues("pod", klog.KRef(w.pod.Namespace, w.pod.Name), "node", w.node), w)
-	case reasons.ResultNotBound:
-		b.reader.notBound(w.pod.UID)
+	if outcome == reasons.ResultNotBound {
+		b.notBound(w.pod.UID)
 	}
 }
