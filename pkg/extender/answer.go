@@ -2,8 +2,6 @@ package extender
 
 import (
 	"encoding/json"
-	"slices"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -32,7 +30,6 @@ func (a filterAnswer) texts() (texts reasons.Texts) {
 // A member of a gang gets the reason for one node only: kube-scheduler groups reasons by their text, and assumes that
 // preemption can't help on a node without a reason (k8s.io/kubernetes pkg/scheduler/framework, NodeToStatus).
 func (a filterAnswer) appendJSON(to []byte) []byte {
-	to = slices.Grow(to, a.size())
 	if a.whole != nil {
 		to = append(append(to, `{"Nodes":`...), a.passedNodes()...)
 	} else {
@@ -72,21 +69,6 @@ func (a filterAnswer) passedNodes() []byte {
 	return text
 }
 
-// size returns the approximate length of the JSON answer in bytes, so that the buffer is not copied while it grows.
-func (a filterAnswer) size() int {
-	const punctuation = len(`"":"",`)
-	size := 128
-	for _, candidate := range a.Passed {
-		size += len(a.Nodes[candidate.Node]) + punctuation
-	}
-	for i, reason := range a.Reasons {
-		if reason != reasons.Fits {
-			size += len(a.Nodes[i]) + len(reason.Text()) + punctuation
-		}
-	}
-	return size
-}
-
 // appendFailed appends an object that maps each node whose reason satisfies such to the text of the reason.
 func (a filterAnswer) appendFailed(to []byte, texts *reasons.Texts, such func(reasons.Reason) bool) []byte {
 	to = append(to, '{')
@@ -104,27 +86,6 @@ func (a filterAnswer) appendFailed(to []byte, texts *reasons.Texts, such func(re
 		to = appendString(to, texts[reason])
 	}
 	return append(to, '}')
-}
-
-// prioritizeAnswer is prioritize's answer: the nodes and their scores, in the same order.
-type prioritizeAnswer struct {
-	nodes  []string
-	scores []int64
-}
-
-// appendJSON appends the JSON that encoding/json would write for a HostPriorityList.
-func (a prioritizeAnswer) appendJSON(to []byte) []byte {
-	const typicalSize = len(`{"Host":"","Score":10},`) + 32
-	to = append(slices.Grow(to, typicalSize*len(a.nodes)), '[')
-	for i, node := range a.nodes {
-		if i > 0 {
-			to = append(to, ',')
-		}
-		to = appendString(append(to, `{"Host":`...), node)
-		to = strconv.AppendInt(append(to, `,"Score":`...), a.scores[i], 10)
-		to = append(to, '}')
-	}
-	return append(to, ']')
 }
 
 // appendString appends s as a JSON string.

@@ -78,27 +78,25 @@ func splitNames(body []byte) (rest []byte, names []string, found bool) {
 	return append(body[:at], "]}"...), names, true
 }
 
-// decode reads the request's body into the arguments. The body must be exactly one JSON value.
-func (b *bodies) decode(w http.ResponseWriter, r *http.Request, into any) error {
-	buffer := b.buffer(r.ContentLength)
-	defer b.keep(buffer) // The decoded arguments share no memory with the buffer.
-	if _, err := buffer.ReadFrom(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+// decode reads the body into the arguments. It must be exactly one JSON value.
+func (b *body) decode(into any) error {
+	buffer := b.all.buffer(b.length)
+	defer b.all.keep(buffer) // The decoded arguments share no memory with the buffer.
+	if _, err := buffer.ReadFrom(b); err != nil {
 		if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return fmt.Errorf("the request's body is over %d bytes: where it carries whole nodes, set nodeCacheCapable: true "+
 				"for this extender in kube-scheduler's configuration", tooLarge.Limit)
 		}
 		return fmt.Errorf("the request's body can't be read: %w", err)
 	}
-	body := buffer.Bytes()
-	if counted, ok := r.Body.(*countedBody); ok {
-		if err := counted.decodes(body); err != nil {
-			return err
-		}
+	text := buffer.Bytes()
+	if err := b.countValues(text); err != nil {
+		return err
 	}
 	if own, ok := into.(interface{ decode(body []byte) error }); ok {
-		return own.decode(body)
+		return own.decode(text)
 	}
-	return decodeJSON(body, into)
+	return decodeJSON(text, into)
 }
 
 func decodeJSON(body []byte, into any) error {

@@ -2,6 +2,7 @@ package extender
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -66,33 +67,24 @@ func few(most int, next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bodies counts the memory of request bodies, and keeps buffers, in which bodies and answers are built, for later requests.
-type bodies struct {
-	limit int64
-	read  atomic.Int64
-	// buffers are the buffers kept for reuse. A few are enough, because kube-scheduler sends its calls with large bodies one
-	// after another. Clients that send many bodies slowly don't increase their number.
-	buffers chan *bytes.Buffer
-}
-
-func newBodies() bodies {
-	return bodies{limit: maxBodies, buffers: make(chan *bytes.Buffer, keptBuffers)}
-}
-
 const (
 	// firstRead limits the buffer, in bytes, before any byte of the body has arrived: clients can claim any length.
 	firstRead = 64 << 10
-	// keptBuffers is the number of buffers that are kept, and maxKept the size limit of each in bytes. A call needs less
-	// than maxKept with thousands of nodes.
-	keptBuffers, maxKept = 4, 1 << 20
+	// maxKept limits the size of a buffer that is kept, in bytes. A call needs less with thousands of nodes.
+	maxKept = 1 << 20
 )
+
+// bodies counts the memory of request bodies, and keeps buffers, in which bodies and answers are built, for later requests.
+type bodies struct {
+	limit   int64
+	read    atomic.Int64
+	buffers sync.Pool
+}
 
 // buffer returns an empty buffer. The caller may give it back with keep once nothing refers to its content.
 func (b *bodies) buffer(length int64) *bytes.Buffer {
-	var buffer *bytes.Buffer
-	select {
-	case buffer = <-b.buffers:
-	default:
+	buffer, _ := b.buffers.Get().(*bytes.Buffer)
+	if buffer == nil {
 		buffer = new(bytes.Buffer)
 	}
 	buffer.Grow(int(min(max(length, 0), firstRead)) + bytes.MinRead)
@@ -100,66 +92,50 @@ func (b *bodies) buffer(length int64) *bytes.Buffer {
 }
 
 func (b *bodies) keep(buffer *bytes.Buffer) {
-	if buffer.Cap() > maxKept {
-		return
-	}
-	buffer.Reset()
-	select {
-	case b.buffers <- buffer:
-	default:
+	if buffer.Cap() <= maxKept {
+		buffer.Reset()
+		b.buffers.Put(buffer)
 	}
 }
 
-// bound returns a handler in which reading a request's body fails while all bodies together exceed the limit.
-func (b *bodies) bound(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body := &countedBody{ReadCloser: r.Body, all: b}
-		defer body.forget()
-		r.Body = body
-		next.ServeHTTP(w, r)
-	})
+// body is a request's body of at most maxBody bytes. Its memory is counted until forget is called. Reading it fails while all bodies together
+// exceed the limit.
+type body struct {
+	io.Reader
+	all    *bodies
+	length int64
+	read   int64
 }
 
-// countedBody counts the memory of one body until forget is called.
-type countedBody struct {
-	io.ReadCloser
-	all *bodies
-
-	mu        sync.Mutex
-	read      int64
-	forgotten bool
+func (b *bodies) of(w http.ResponseWriter, r *http.Request) *body {
+	return &body{Reader: http.MaxBytesReader(w, r.Body, maxBody), all: b, length: r.ContentLength}
 }
 
-func (c *countedBody) Read(p []byte) (int, error) {
-	n, err := c.ReadCloser.Read(p)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.forgotten {
-		return n, err
-	}
-	c.read += int64(n)
-	if c.all.read.Add(int64(n)) > c.all.limit {
-		return 0, errFlooded
-	}
-	return n, err
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	return n, cmp.Or(b.count(int64(n)), err)
 }
 
-// decodes counts the memory of the values into which the body is about to be decoded. The body must have been read.
-func (c *countedBody) decodes(body []byte) error {
-	cost, pod := weigh(body, c.all.limit)
-	switch {
-	case pod > maxPod:
-		return errLargePod
-	case cost > c.all.limit:
-		return errTooMany
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.read += cost
-	if c.all.read.Add(cost) > c.all.limit {
+func (b *body) count(n int64) error {
+	b.read += n
+	if b.all.read.Add(n) > b.all.limit {
 		return errFlooded
 	}
 	return nil
+}
+
+func (b *body) forget() { b.all.read.Add(-b.read) }
+
+// countValues counts the memory of the values into which the text of the body is about to be decoded.
+func (b *body) countValues(text []byte) error {
+	cost, pod := weigh(text, b.all.limit)
+	switch {
+	case pod > maxPod:
+		return errLargePod
+	case cost > b.all.limit:
+		return errTooMany
+	}
+	return b.count(cost)
 }
 
 // weigh returns the cost in bytes of decoding a body, in addition to the body's length. If the cost exceeds limit, it
@@ -215,11 +191,4 @@ func stringEnd(rest []byte) int {
 			return at
 		}
 	}
-}
-
-func (c *countedBody) forget() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.forgotten = true
-	c.all.read.Add(-c.read)
 }

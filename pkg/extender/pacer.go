@@ -20,18 +20,12 @@ const (
 
 // pacer holds answers to successful binds until later binds need their connections. Binds that are written together would
 // otherwise be answered together, and nearly each of the next ones would begin with a TLS handshake, which costs about as much as
-// the bind itself. A pod doesn't wait for the answer: it is bound already.
+// the bind itself. A pod doesn't wait for the answer: it is bound already. The connections of several schedulers count together.
 type pacer struct {
 	// longest is maxHold, except in tests.
 	longest time.Duration
 
 	mu sync.Mutex
-	// clients are the connections by the client's host. A client without spare connections and held answers has no entry.
-	clients map[string]*pacedClient
-}
-
-// pacedClient is a host with kube-scheduler.
-type pacedClient struct {
 	// spare are the connections without a bind in flight. Those with other calls count: they are answered at once.
 	spare map[net.Conn]struct{}
 	// held are the held answers, the oldest first.
@@ -53,21 +47,21 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 // begin records that a bind has arrived.
 func (p *pacer) begin(ctx context.Context) {
 	if conn, ok := ctx.Value(connKey{}).(net.Conn); ok {
-		p.update(conn, func(c *pacedClient) { delete(c.spare, conn) })
+		p.update(func() { delete(p.spare, conn) })
 	}
 }
 
 // end records that a call of kube-scheduler has been answered, or is about to be.
 func (p *pacer) end(ctx context.Context) {
 	if conn, ok := ctx.Value(connKey{}).(net.Conn); ok {
-		p.update(conn, func(c *pacedClient) { c.spare[conn] = struct{}{} })
+		p.update(func() { p.spare[conn] = struct{}{} })
 	}
 }
 
 // connState records connections that are closed.
 func (p *pacer) connState(conn net.Conn, state http.ConnState) {
 	if state == http.StateClosed {
-		p.update(conn, func(c *pacedClient) { delete(c.spare, conn) })
+		p.update(func() { delete(p.spare, conn) })
 	}
 }
 
@@ -78,7 +72,7 @@ func (p *pacer) hold(ctx context.Context) {
 		return
 	}
 	answer := heldAnswer{conn: conn, release: make(chan struct{})}
-	p.update(conn, func(c *pacedClient) { c.held = append(c.held, answer) })
+	p.update(func() { p.held = append(p.held, answer) })
 	timer := time.NewTimer(p.longest)
 	defer timer.Stop()
 	select {
@@ -86,31 +80,19 @@ func (p *pacer) hold(ctx context.Context) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	p.update(conn, func(c *pacedClient) {
-		c.held = slices.DeleteFunc(c.held, func(h heldAnswer) bool { return h.release == answer.release })
+	p.update(func() {
+		p.held = slices.DeleteFunc(p.held, func(h heldAnswer) bool { return h.release == answer.release })
 	})
 }
 
-// update applies a change to the connection's client, and releases the answers whose connections the client keeps.
-func (p *pacer) update(conn net.Conn, change func(c *pacedClient)) {
-	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+// update applies a change, and releases the answers whose connections kube-scheduler keeps.
+func (p *pacer) update(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.clients[host]
-	if c == nil {
-		c = &pacedClient{spare: map[net.Conn]struct{}{}}
-	}
-	change(c)
-	for len(c.held) > 0 && len(c.spare) < keptIdle {
-		c.spare[c.held[0].conn] = struct{}{}
-		close(c.held[0].release)
-		c.held = c.held[1:]
-	}
-	if p.clients == nil {
-		p.clients = map[string]*pacedClient{}
-	}
-	p.clients[host] = c
-	if len(c.spare)+len(c.held) == 0 {
-		delete(p.clients, host)
+	change()
+	for len(p.held) > 0 && len(p.spare) < keptIdle {
+		p.spare[p.held[0].conn] = struct{}{}
+		close(p.held[0].release)
+		p.held = p.held[1:]
 	}
 }

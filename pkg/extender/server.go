@@ -124,8 +124,8 @@ type Server struct {
 // NewServer returns a Server with these options.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, strangers: strangerLimits, bodies: newBodies(),
-		rejections: rate.Sometimes{First: 1, Interval: time.Minute}, pacer: pacer{longest: maxHold},
+		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, strangers: strangerLimits, bodies: bodies{limit: maxBodies},
+		rejections: rate.Sometimes{First: 1, Interval: time.Minute}, pacer: pacer{longest: maxHold, spare: map[net.Conn]struct{}{}},
 	}
 	s.metrics = few(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
@@ -136,10 +136,6 @@ func NewServer(o Options) *Server {
 
 // Handler returns a handler for all paths.
 func (s *Server) Handler() http.Handler {
-	return s.bodies.bound(s.router())
-}
-
-func (s *Server) router() *httprouter.Router {
 	r := httprouter.New()
 	r.HandlerFunc(http.MethodPost, Prefix+"/filter", verb(s, "filter", s.filter, filterError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))

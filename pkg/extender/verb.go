@@ -21,7 +21,9 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 	return s.schedulerOnly(name, func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		args := new(A)
-		reply, outcome, err := any(nil), OutcomeError, s.bodies.decode(w, r, args)
+		body := s.bodies.of(w, r)
+		defer body.forget()
+		reply, outcome, err := any(nil), OutcomeError, body.decode(args)
 		// The call is counted before Answer is called: a leader that hands over stops answering and awaits the counted calls.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
@@ -76,16 +78,16 @@ func guarded[A any](ctx context.Context, name string, args *A, answer func(conte
 
 var errInternal = errors.New("internal error, see the extender's log")
 
-// writeReply answers with a verb's reply. It builds large replies in a buffer that is kept for later requests.
+// writeReply answers with a verb's reply. It builds filter's answer, which can be large, in a buffer that is kept for later requests.
 func (s *Server) writeReply(w http.ResponseWriter, r *http.Request, reply any) {
-	large, ok := reply.(interface{ appendJSON(to []byte) []byte })
+	filtered, ok := reply.(filterAnswer)
 	if !ok {
 		write(w, r, http.StatusOK, reply)
 		return
 	}
 	buffer := s.bodies.buffer(0)
 	defer s.bodies.keep(buffer)
-	buffer.Write(append(large.appendJSON(buffer.AvailableBuffer()), '\n'))
+	buffer.Write(append(filtered.appendJSON(buffer.AvailableBuffer()), '\n'))
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(buffer.Len()))
 	_, err := w.Write(buffer.Bytes())

@@ -41,7 +41,11 @@ func (s *Server) prioritize(_ context.Context, args *nodesArgs) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return prioritizeAnswer{names, scores}, nil
+	answer := make(extenderv1.HostPriorityList, len(names))
+	for i, name := range names {
+		answer[i] = extenderv1.HostPriority{Host: name, Score: scores[i]}
+	}
+	return answer, nil
 }
 
 // bind binds the pod to the node of the request.
