@@ -5,13 +5,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"net/http"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/connlimit"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/scheduling"
 	"github.com/gpushare/gpushare/pkg/version"
@@ -21,7 +21,6 @@ import (
 // page is the web page. It has its own address, so that its clients can't call the verbs. The zero value serves nothing.
 type page struct {
 	board    *webui.Board
-	handler  http.Handler
 	listener net.Listener
 	tls      *tls.Config
 }
@@ -46,21 +45,10 @@ func newPage(ctx context.Context, o options, scheduler *scheduling.Scheduler, st
 	})
 	if o.tlsCertFile != "" {
 		if p.tls, err = extender.ServerTLS(o.tlsCertFile, o.tlsKeyFile, "", expires); err != nil {
-			p.close()
 			return nil, err
 		}
 	}
-	if p.handler, err = p.board.Handler(); err != nil {
-		p.close()
-		return nil, err
-	}
 	return p, nil
-}
-
-func (p *page) close() {
-	if p.listener != nil {
-		_ = p.listener.Close() // Fails if run has already closed it.
-	}
 }
 
 // run updates the page and serves it until ctx ends.
@@ -71,6 +59,12 @@ func (p *page) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.board.Run(ctx) })
 	klog.FromContext(ctx).Info("Serving the web page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
-	g.Go(func() error { return webui.Serve(ctx, p.listener, p.handler, p.tls) })
+	limits := connlimit.Limits{Total: webui.MaxConnections, PerSource: webui.MaxConnections}
+	g.Go(func() error {
+		if err := connlimit.Serve(ctx, p.listener, limits, p.tls, p.board.Handler()); err != nil {
+			return fmt.Errorf("serving the web page: %w", err)
+		}
+		return nil
+	})
 	return g.Wait()
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -29,8 +28,10 @@ func newElector(e election, config *rest.Config, listening net.Addr, bindDeadlin
 	if o.Identity, err = leader.NewIdentity(); err != nil {
 		return nil, fmt.Errorf("--leader-elect: %w", err)
 	}
-	if o.Endpoint, err = e.endpoint(listening); err != nil {
-		return nil, err
+	if e.address != "" {
+		o.Endpoint = &leader.Endpoint{
+			Namespace: o.Namespace, Service: e.service, Address: e.address, Port: int32(listening.(*net.TCPAddr).Port),
+		}
 	}
 	o.Client, o.BindDeadline, o.Observer, o.Clock = client, bindDeadline, observer, clock.RealClock{}
 	elector, err := leader.New(o)
@@ -38,20 +39,6 @@ func newElector(e election, config *rest.Config, listening net.Addr, bindDeadlin
 		return nil, fmt.Errorf("--leader-elect: %w", err)
 	}
 	return elector, nil
-}
-
-// endpoint returns the endpoint that the leader publishes, or nil to publish none.
-func (e election) endpoint(listening net.Addr) (*leader.Endpoint, error) {
-	if e.address == "" {
-		return nil, nil
-	}
-	tcp, ok := listening.(*net.TCPAddr)
-	if !ok {
-		return nil, errors.New("--advertise-address needs a TCP --listen-address")
-	}
-	return &leader.Endpoint{
-		Namespace: e.options.Namespace, Service: e.service, Address: e.address, Port: int32(tcp.Port),
-	}, nil
 }
 
 // replica is what the elector leads.

@@ -5,6 +5,7 @@ package connlimit
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -121,16 +122,22 @@ func sourceOf(address net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Serve answers HTTP requests until ctx ends, within time limits that slow and idle clients can't exceed, and on a loopback address not for
-// other hosts' names. It closes the listener.
-func Serve(ctx context.Context, listener net.Listener, limits Limits, handler http.Handler) error {
+// Serve answers HTTP requests until ctx ends, within time limits that slow and idle clients can't exceed. It is plain HTTP if tlsConfig is nil, and then
+// on a loopback address not for other hosts' names. It closes the listener.
+func Serve(ctx context.Context, listener net.Listener, limits Limits, tlsConfig *tls.Config, handler http.Handler) error {
+	limited := net.Listener(New(listener, limits))
+	if tlsConfig != nil {
+		limited = tls.NewListener(limited, tlsConfig)
+	} else {
+		handler = loopback.Handler(listener.Addr(), handler)
+	}
 	server := &http.Server{
-		Handler:           loopback.Handler(listener.Addr(), handler),
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(New(listener, limits)); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(limited); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

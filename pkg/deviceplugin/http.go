@@ -89,7 +89,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, wha
 		return nil
 	}
 	klog.FromContext(ctx).Info("Serving", "what", what, "address", listener.Addr().String())
-	if err := connlimit.Serve(ctx, listener, connections, handler); err != nil {
+	if err := connlimit.Serve(ctx, listener, connections, nil, handler); err != nil {
 		return fmt.Errorf("serving %s: %w", what, err)
 	}
 	return nil

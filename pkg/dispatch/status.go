@@ -12,23 +12,26 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Tenant is the state of a tenant.
+// Tenant is the state of a tenant. Its JSON is that of the page and of kubectl inspect.
 type Tenant struct {
 	fairshare.Terms
-	Name string
+	// Name is that of a namespace, or the value of a label, which is empty for namespaces without the label.
+	Name string `json:"name"`
 	// Share is the memory that the tenant should have now. Allocated is the memory of its bound and its granted pods.
-	Share, Allocated gpu.Memory
+	Share     gpu.Memory `json:"share"`
+	Allocated gpu.Memory `json:"allocated"`
 	// Waiting counts the pods that wait for their turn. WaitingMemory is the memory that they request.
-	Waiting       int
-	WaitingMemory gpu.Memory
+	Waiting       int        `json:"waitingPods"`
+	WaitingMemory gpu.Memory `json:"waiting"`
 	// PassedOver counts the waiting pods that fit nowhere now, Infeasible those that don't count for the tenant's demand.
-	PassedOver, Infeasible int
+	PassedOver int `json:"-"`
+	Infeasible int `json:"-"`
 	// Before counts the tenants with waiting pods that come before this tenant in the queue.
-	Before int
+	Before int `json:"-"`
 	// Next is the first waiting pod that counts for the demand. If there is none, it is the first waiting pod; zero if no pod waits.
 	// Obstacle is why Next isn't granted.
-	Next     gpu.Pod
-	Obstacle reasons.Obstacle
+	Next     gpu.Pod          `json:"-"`
+	Obstacle reasons.Obstacle `json:"-"`
 }
 
 // Tenants returns the tenants that have or want something, by name. The list is never nil.

@@ -18,9 +18,9 @@ const (
 type Terms struct {
 	// Weight determines how the memory that is left after the guaranteed amounts is divided: in proportion to the weights. It is from 1 to
 	// MaxWeight.
-	Weight int64
+	Weight int64 `json:"weight"`
 	// Guaranteed is the amount that the tenant gets before any tenant gets more than its own guaranteed amount; MaxGuaranteed at most.
-	Guaranteed gpu.Memory
+	Guaranteed gpu.Memory `json:"guaranteed"`
 }
 
 // DefaultTerms are those of a tenant for which nothing is set.

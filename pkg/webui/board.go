@@ -29,6 +29,8 @@ const (
 	deltasKept = 32
 	// maxViewers bounds the number of open streams.
 	maxViewers = 100
+	// MaxConnections has room for all viewers' streams and for what they load besides. Viewers that forward a port all come from one address.
+	MaxConnections = 2 * maxViewers
 )
 
 // Source provides the data of the page; *scheduling.Scheduler implements it.
@@ -120,9 +122,6 @@ type entry struct {
 // fields below it.
 type Board struct {
 	Options
-	stopping    context.Context
-	compressors compressors
-	stop        context.CancelFunc
 
 	mu sync.Mutex
 	// nextExplain is when the next explanation may be read, see scheduling.ExplainPauseFactor.
@@ -137,25 +136,22 @@ type Board struct {
 	status    status
 
 	seq     uint64
-	deltas  []*frame      // The latest deltas, the last one for seq.
-	whole   *frame        // The complete state at seq; nil until requested.
+	deltas  [][]byte      // The events with the latest deltas, the last one for seq.
+	whole   []byte        // The complete state at seq; nil until requested.
 	changed chan struct{} // Closed at the next delta.
 	viewers int
 }
 
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
-	b := &Board{
+	return &Board{
 		Options: o, nodes: map[string]entry{}, changed: make(chan struct{}), seq: 1,
 		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
 	}
-	b.stopping, b.stop = context.WithCancel(context.Background())
-	return b
 }
 
-// Run updates the board and its history until ctx ends. Then it ends all streams, and new ones are rejected.
+// Run updates the board and its history until ctx ends.
 func (b *Board) Run(ctx context.Context) error {
-	defer b.stop()
 	ticker := b.Clock.NewTicker(refreshEvery)
 	defer ticker.Stop()
 	for {
@@ -203,7 +199,7 @@ func (b *Board) refresh(watched bool) error {
 		}
 		if b.history.due(now) {
 			explanation := b.Source.Explain()
-			s := sample{at: now, pending: len(explanation.Pending), shares: sampleShares(explanation.Tenants)}
+			s := sample{Time: now.Unix(), Pending: len(explanation.Pending), Shares: sampleShares(explanation.Tenants)}
 			for _, e := range b.nodes {
 				s.tally = s.add(e.tally)
 			}
@@ -324,7 +320,7 @@ func (b *Board) publish(d delta) error {
 	if len(b.deltas) == deltasKept {
 		b.deltas = slices.Delete(b.deltas, 0, 1)
 	}
-	b.deltas = append(b.deltas, newFrame("delta", b.seq, text, &b.compressors))
+	b.deltas = append(b.deltas, newEvent("delta", b.seq, text))
 	close(b.changed)
 	b.changed = make(chan struct{})
 	return nil
@@ -337,15 +333,11 @@ func (b *Board) Whole() ([]byte, error) {
 	if err := b.refresh(true); err != nil {
 		return nil, err
 	}
-	frame, err := b.wholeFrame()
-	if err != nil {
-		return nil, err
-	}
-	return frame.data, nil
+	return b.encodeWhole()
 }
 
-// wholeFrame returns the complete state. The caller holds the lock.
-func (b *Board) wholeFrame() (*frame, error) {
+// encodeWhole returns the complete state. The caller holds the lock.
+func (b *Board) encodeWhole() ([]byte, error) {
 	if b.whole != nil {
 		return b.whole, nil
 	}
@@ -364,8 +356,8 @@ func (b *Board) wholeFrame() (*frame, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the state for the page: %w", err)
 	}
-	b.whole = newFrame("whole", b.seq, text, &b.compressors)
-	return b.whole, nil
+	b.whole = text
+	return text, nil
 }
 
 // enter adds a viewer. It returns false if there are too many.
@@ -385,9 +377,9 @@ func (b *Board) leave() {
 	b.viewers--
 }
 
-// after returns the frames that a viewer at seq needs: deltas, or the complete state if it has seen nothing or lags too
+// after returns the events that a viewer at seq needs: deltas, or the complete state if it has seen nothing or lags too
 // far. It also returns the viewer's next seq, and a channel that is closed at the next change.
-func (b *Board) after(seq uint64) ([]*frame, uint64, <-chan struct{}, error) {
+func (b *Board) after(seq uint64) ([][]byte, uint64, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if seq == 0 {
@@ -398,9 +390,9 @@ func (b *Board) after(seq uint64) ([]*frame, uint64, <-chan struct{}, error) {
 	if behind := b.seq - seq; seq > 0 && behind <= uint64(len(b.deltas)) {
 		return slices.Clone(b.deltas[len(b.deltas)-int(behind):]), b.seq, b.changed, nil
 	}
-	whole, err := b.wholeFrame()
+	whole, err := b.encodeWhole()
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	return []*frame{whole}, b.seq, b.changed, nil
+	return [][]byte{newEvent("whole", b.seq, whole)}, b.seq, b.changed, nil
 }

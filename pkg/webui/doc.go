@@ -3,6 +3,5 @@
 //
 // A Board reads the ledger and the pending pods and encodes each change once for all viewers (board.go, view.go). The last
 // hour is a ring of samples (history.go). A viewer first gets the complete state and then the changes, as server-sent
-// events that are compressed once for all viewers (events.go, frame.go). The page is static files, embedded in the binary
-// (static.go, assets).
+// events (events.go). The page is static files, embedded in the binary (handler.go, assets).
 package webui

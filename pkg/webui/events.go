@@ -1,7 +1,11 @@
 package webui
 
 import (
+	"compress/gzip"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -14,15 +18,13 @@ const (
 	beatEvery = 15 * time.Second
 	// writeTimeout ends the streams of viewers that don't read.
 	writeTimeout = 10 * time.Second
-	// lastWords is how long a stream may take to end once the board has stopped.
-	lastWords = 100 * time.Millisecond
 )
 
-// events streams the complete state and then deltas, until the viewer disconnects or the board stops.
+// events streams the complete state and then deltas, until the viewer disconnects.
 func (b *Board) events(w http.ResponseWriter, r *http.Request) {
-	if b.stopping.Err() != nil || !b.enter() {
+	if !b.enter() {
 		w.Header().Set("Retry-After", "30")
-		http.Error(w, "too many viewers, or the extender is stopping", http.StatusServiceUnavailable)
+		http.Error(w, "too many viewers", http.StatusServiceUnavailable)
 		return
 	}
 	defer b.leave()
@@ -37,51 +39,37 @@ func (b *Board) events(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-store")
 	header.Set("X-Accel-Buffering", "no") // Otherwise nginx buffers the stream.
 	header.Add("Vary", "Accept-Encoding")
-	write := func(f *frame) error {
-		_, err := w.Write(f.plain)
-		return err
-	}
-	if acceptsGzip(r) {
+	out, flush := io.Writer(w), connection.Flush
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		header.Set("Content-Encoding", "gzip")
-		if _, err := w.Write(gzipHeader); err != nil {
-			return // The client has disconnected.
-		}
-		write = func(f *frame) error {
-			_, err := w.Write(f.packed())
-			return err
-		}
+		packed, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // The level is valid.
+		out, flush = packed, func() error { return errors.Join(packed.Flush(), connection.Flush()) }
 	}
-	if err := b.stream(r.Context(), connection, write); err != nil {
+	if err := b.follow(r.Context(), connection, out, flush); err != nil {
 		klog.FromContext(r.Context()).V(2).Info("Stream to a viewer of the page ended", "err", err)
 	}
 }
 
-// stream writes frames to one viewer until it disconnects or the board stops.
-func (b *Board) stream(ctx context.Context, connection *http.ResponseController, write func(*frame) error) error {
-	// Ends a blocked write when the board stops.
-	defer context.AfterFunc(b.stopping, func() { _ = connection.SetWriteDeadline(time.Now().Add(lastWords)) })()
-	send := func(frames ...*frame) error {
+// follow writes events to one viewer until it disconnects.
+func (b *Board) follow(ctx context.Context, connection *http.ResponseController, out io.Writer, flush func() error) error {
+	send := func(events ...[]byte) error {
 		if err := connection.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return err
 		}
-		for _, f := range frames {
-			if b.stopping.Err() != nil {
-				return nil
-			}
-			if err := write(f); err != nil {
+		for _, event := range events {
+			if _, err := out.Write(event); err != nil {
 				return err
 			}
 		}
-		return connection.Flush()
+		return flush()
 	}
 	beat := b.Clock.NewTicker(beatEvery)
 	defer beat.Stop()
-	beatFrame := newFrame("beat", 0, []byte("0"), &b.compressors)
 	seq := uint64(0)
 	for {
-		frames, now, changed, err := b.after(seq)
+		events, now, changed, err := b.after(seq)
 		if err == nil {
-			err = send(frames...)
+			err = send(events...)
 		}
 		if err != nil {
 			return err
@@ -90,25 +78,16 @@ func (b *Board) stream(ctx context.Context, connection *http.ResponseController,
 		select {
 		case <-changed:
 		case <-beat.C():
-			if err := send(beatFrame); err != nil {
+			if err := send(newEvent("beat", 0, []byte("0"))); err != nil {
 				return err
 			}
 		case <-ctx.Done():
-			return nil
-		case <-b.stopping.Done():
 			return nil
 		}
 	}
 }
 
-func acceptsGzip(r *http.Request) bool {
-	for _, list := range r.Header.Values("Accept-Encoding") {
-		for part := range strings.SplitSeq(list, ",") {
-			name, weight, _ := strings.Cut(strings.TrimSpace(part), ";")
-			if name == "gzip" && strings.ReplaceAll(weight, " ", "") != "q=0" {
-				return true
-			}
-		}
-	}
-	return false
+// newEvent returns a server-sent event.
+func newEvent(name string, seq uint64, data []byte) []byte {
+	return fmt.Appendf(nil, "event: %s\nid: %d\ndata: %s\n\n", name, seq, data)
 }

@@ -130,14 +130,16 @@ func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration)
 	t.Helper()
 	s := &fixture{source: &source{ledger: ledger.New()}, t: t}
 	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
-	handler, err := s.board.Handler()
-	check.Must(t, err)
-	server := httptest.NewUnstartedServer(handler)
+	server := httptest.NewUnstartedServer(s.board.Handler())
 	server.Config.ReadTimeout, server.Config.WriteTimeout = timeout, timeout
 	server.Start()
 	s.url = server.URL + Path + "/"
 	t.Cleanup(server.Close)
-	s.stop = await.Run(t, s.board.Run)
+	stop := await.Run(t, s.board.Run)
+	s.stop = func() {
+		stop()
+		server.CloseClientConnections()
+	}
 	return s
 }
 
@@ -258,7 +260,7 @@ func (v *viewer) next() (event, bool) {
 			return e, true
 		}
 	}
-	if err := v.lines.Err(); err != nil && (!v.compressed || !errors.Is(err, io.ErrUnexpectedEOF)) { // The gzip stream has no trailer.
+	if err := v.lines.Err(); err != nil && (!v.compressed || !errors.Is(err, io.ErrUnexpectedEOF)) {
 		v.t.Fatalf("the stream ended with an error: %v", err)
 	}
 	return event{}, false

@@ -1,7 +1,9 @@
 package webui
 
 import (
+	"embed"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strings"
 )
@@ -14,16 +16,17 @@ const Path = "/ui"
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
+//go:embed assets
+var assets embed.FS
+
 // Handler serves Path and everything below it, and redirects "/" there.
-func (b *Board) Handler() (http.Handler, error) {
-	static, err := files()
-	if err != nil {
-		return nil, err
-	}
+func (b *Board) Handler() http.Handler {
+	files, _ := fs.Sub(assets, "assets") // The name is valid.
+	static := http.StripPrefix(Path, http.FileServerFS(files))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		harden(w.Header())
 		below, ok := strings.CutPrefix(r.URL.Path, Path)
-		switch file, known := static[strings.TrimPrefix(below, "/")]; {
+		switch {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "the page is read-only", http.StatusMethodNotAllowed)
@@ -35,12 +38,13 @@ func (b *Board) Handler() (http.Handler, error) {
 			b.events(w, r)
 		case ok && below == "/data.json":
 			b.data(w)
-		case ok && known && below[0] == '/':
-			file.serve(w, r)
+		case ok && below[0] == '/':
+			w.Header().Set("Cache-Control", "no-cache") // So that an update never mixes old and new files.
+			static.ServeHTTP(w, r)
 		default:
 			http.Error(w, fmt.Sprintf("no such path: %.200q; the page is at %s/", r.URL.Path, Path), http.StatusNotFound)
 		}
-	}), nil
+	})
 }
 
 func harden(header http.Header) {

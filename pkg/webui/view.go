@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -235,13 +236,7 @@ func viewProblems(e *scheduling.Explanation) []problemView {
 
 // tenantView is the JSON form of a tenant. Amounts are in units.
 type tenantView struct {
-	Name        string     `json:"name"`
-	Weight      int64      `json:"weight"`
-	Guaranteed  gpu.Memory `json:"guaranteed"`
-	Share       gpu.Memory `json:"share"`
-	Allocated   gpu.Memory `json:"allocated"`
-	Waiting     gpu.Memory `json:"waiting"`
-	WaitingPods int        `json:"waitingPods"`
+	dispatch.Tenant
 	// Reason is why the tenant's next pod waits; empty if none does.
 	Reason string `json:"reason"`
 }
@@ -253,7 +248,7 @@ func viewTenants(e *scheduling.Explanation) []tenantView {
 	}
 	views := make([]tenantView, len(e.Tenants))
 	for i, t := range e.Tenants {
-		views[i] = tenantView{t.Name, t.Weight, t.Guaranteed, t.Share, t.Allocated, t.WaitingMemory, t.Waiting, t.Reason()}
+		views[i] = tenantView{t, t.Reason()}
 	}
 	return views
 }
@@ -324,10 +319,12 @@ func mebibytes(node ledger.Node) float64 {
 
 // tally holds sums of memory for one node or for all nodes, in MiB.
 type tally struct {
-	total, allocated float64
-	// whole is the free memory of unused cards, pieces that of partly used cards. Unhealthy cards and closed nodes count as
+	Total     float64 `json:"total"`
+	Allocated float64 `json:"allocated"`
+	// Whole is the free memory of unused cards, Pieces that of partly used cards. Unhealthy cards and closed nodes count as
 	// having no free memory.
-	whole, pieces float64
+	Whole  float64 `json:"whole"`
+	Pieces float64 `json:"pieces"`
 }
 
 func tallyNode(node ledger.Node) tally {
@@ -335,20 +332,20 @@ func tallyNode(node ledger.Node) tally {
 	unit := mebibytes(node)
 	for i, card := range node.Cards {
 		memory, used := float64(card.Memory)*unit, float64(node.Used[i])*unit
-		t.total += memory
-		t.allocated += used
+		t.Total += memory
+		t.Allocated += used
 		free := math.Max(memory-used, 0)
 		switch {
 		case !card.Healthy() || node.Closed != "":
 		case used == 0:
-			t.whole += free
+			t.Whole += free
 		default:
-			t.pieces += free
+			t.Pieces += free
 		}
 	}
 	return t
 }
 
 func (t tally) add(o tally) tally {
-	return tally{t.total + o.total, t.allocated + o.allocated, t.whole + o.whole, t.pieces + o.pieces}
+	return tally{t.Total + o.Total, t.Allocated + o.Allocated, t.Whole + o.Whole, t.Pieces + o.Pieces}
 }

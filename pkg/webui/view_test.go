@@ -8,7 +8,6 @@ import (
 	"time"
 	"unique"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -57,7 +56,7 @@ func TestViewNode(t *testing.T) {
 		Cardless: []podView{{Name: "too large", Namespace: "default", Memory: 99, State: "presumed"}},
 	}
 	check.Equal(t, "the result", want, viewNode(node, noOwner))
-	check.Equal(t, "tally", tally{total: 32 << 10, allocated: 16 << 10, pieces: 3 << 10}, tallyNode(node), cmp.AllowUnexported(tally{}))
+	check.Equal(t, "tally", tally{Total: 32 << 10, Allocated: 16 << 10, Pieces: 3 << 10}, tallyNode(node))
 
 	l.DeleteNode("n0")
 	node, _ = l.Node("n0")
@@ -204,7 +203,7 @@ func TestShares(t *testing.T) {
 		return got
 	}
 	off := read()
-	if sample := string(off.Samples[0]); off.Tenants != nil || sample != "[1800000010,32768,0,32768,0,0]" {
+	if sample := string(off.Samples[0]); off.Tenants != nil || sample != `{"time":1800000010,"total":32768,"allocated":0,"whole":32768,"pieces":0,"pending":0}` {
 		t.Errorf("without fair sharing: tenants %v, sample %s", off.Tenants, sample)
 	}
 	tenants := []dispatch.Tenant{
@@ -217,14 +216,17 @@ func TestShares(t *testing.T) {
 	s.setTenants(tenants...)
 	on := read()
 	want := []tenantView{
-		{Name: "starved", Weight: 2, Guaranteed: 4, Share: 9, Waiting: 9, WaitingPods: 2, Reason: "default/p: no card has room for it now"},
-		{Weight: 1, Share: 8, Allocated: 20}, {Name: "small-0", Allocated: 1},
+		{dispatch.Tenant{Name: "starved", Terms: fairshare.Terms{Weight: 2, Guaranteed: 4}, Share: 9, Waiting: 2, WaitingMemory: 9}, "default/p: no card has room for it now"},
+		{Tenant: dispatch.Tenant{Terms: fairshare.DefaultTerms, Share: 8, Allocated: 20}}, {Tenant: dispatch.Tenant{Name: "small-0", Allocated: 1}},
 	}
 	check.Equal(t, "tenants", want, on.Tenants[:3])
-	const sample = `[1800000020,32768,0,32768,0,0,[2,"",20,8,"starved",0,9,"small-0",1,0,"small-1",1,0,"small-2",1,0,"small-3",1,0,"small-4",1,0,"small-5",1,0]]`
-	if got := string(on.Samples[1]); got != sample {
-		t.Errorf("sample %s, want %s", got, sample)
+	var got sample
+	check.Must(t, json.Unmarshal(on.Samples[1], &got))
+	shares := &shareSample{Tenants: []tenantSample{{"", 20, 8}, {"starved", 0, 9}}, Others: 2}
+	for i := range maxSampledTenants - 2 {
+		shares.Tenants = append(shares.Tenants, tenantSample{fmt.Sprint("small-", i), 1, 0})
 	}
+	check.Equal(t, "shares of the sample", shares, got.Shares)
 }
 
 func TestHistoryLength(t *testing.T) {
@@ -247,12 +249,12 @@ func TestHistoryLength(t *testing.T) {
 	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
 		t.Fatalf("%d samples, capacity %d", len(got.Samples), cap(b.history.samples))
 	}
-	var first, last []int64
+	var first, last sample
 	check.Must(t, errors.Join(json.Unmarshal(got.Samples[0], &first), json.Unmarshal(got.Samples[samplesKept-1], &last)))
-	if want := []int64{clock.Now().Unix(), 32 << 10, 4 << 10, 16 << 10, 12 << 10, 0}; !cmp.Equal(last, want) {
+	if want := (sample{Time: clock.Now().Unix(), tally: tally{Total: 32 << 10, Allocated: 4 << 10, Whole: 16 << 10, Pieces: 12 << 10}}); last != want {
 		t.Errorf("last sample %v, want %v", last, want)
 	}
-	if took := last[0] - first[0]; took != int64((samplesKept-1)*sampleEvery/time.Second) {
+	if took := last.Time - first.Time; took != int64((samplesKept-1)*sampleEvery/time.Second) {
 		t.Errorf("the samples cover %d s", took)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/connlimit"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -109,11 +110,9 @@ func (s *source) change(edit func()) {
 // show serves the board until the test ends, and returns the page's address and a function that ends it earlier.
 func show(t *testing.T, board *webui.Board) (url string, stop func()) {
 	t.Helper()
-	handler, err := board.Handler()
-	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	return "http://" + listener.Addr().String() + "/ui/", serve(t, board, listener, handler)
+	return "http://" + listener.Addr().String() + "/ui/", serve(t, board, listener, board.Handler())
 }
 
 func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http.Handler) (stop func()) {
@@ -123,7 +122,7 @@ func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http
 		check.NoError(t, board.Run(ctx))
 	})
 	running.Go(func() {
-		check.NoError(t, webui.Serve(ctx, listener, handler, nil))
+		check.NoError(t, connlimit.Serve(ctx, listener, connlimit.Limits{Total: webui.MaxConnections, PerSource: webui.MaxConnections}, nil, handler))
 	})
 	stop = func() {
 		cancel()

@@ -223,7 +223,7 @@ func TestLook(t *testing.T) {
 // awaitSample waits until the history has a sample of the clock's time.
 func awaitSample(t *testing.T, board *webui.Board, clock *clocktesting.FakeClock) {
 	t.Helper()
-	want := fmt.Sprintf("[%d,", clock.Now().Unix())
+	want := fmt.Sprintf(`{"time":%d,"total"`, clock.Now().Unix())
 	await.True(t, "a sample of the clock's time", func() bool { return strings.Contains(whole(t, board), want) })
 }
 

@@ -23,12 +23,10 @@ func TestNames(t *testing.T) {
 	s.book.SetBound(hostile, gpu.Pod{UID: "1", Namespace: hostile, Name: hostile, Request: 4}, gpu.On(0, 4), time.Time{})
 	s.wait(pendingPod(gpu.Pod{UID: "2", Namespace: hostile, Name: hostile, Request: 4}, hostile, time.Time{}))
 	board := newBoard(s)
-	handler, err := board.Handler()
-	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	const prefix = "/tools/gpushare"
-	serve(t, board, listener, http.StripPrefix(prefix, handler))
+	serve(t, board, listener, http.StripPrefix(prefix, board.Handler()))
 
 	tab := Start(t, 1200, 700)
 	tab.Do(chromedp.Navigate("http://" + listener.Addr().String() + prefix + "/ui"))

@@ -88,8 +88,6 @@ func TestFourNodes(t *testing.T) {
 // TestConnecting: before the extender has answered, the page claims nothing about the cluster.
 func TestConnecting(t *testing.T) {
 	board := newBoard(somePods())
-	handler, err := board.Handler()
-	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	answer := make(chan struct{})
@@ -101,7 +99,7 @@ func TestConnecting(t *testing.T) {
 				return
 			}
 		}
-		handler.ServeHTTP(w, r)
+		board.Handler().ServeHTTP(w, r)
 	}))
 	tab := Start(t, 1200, 700)
 	tab.Do(chromedp.Navigate("http://" + listener.Addr().String() + "/ui/"))

@@ -13,7 +13,7 @@ const explanations = {
     "Wait. Pods that are being deleted have a grace period."],
   invalid_request: ["wrong", "No node can give the pod what it asks for, for example because its memory can't be divided evenly over its cards, or because the pod is too large for gpushare. The message names the container, the label or the part.",
     "Correct it on the template of the pods."],
-  invalid_group: ["wrong", "The annotations or labels that name the pod's group are wrong, or its members contradict each other. Or the pod's PodGroup doesn't exist, or its pods name different schedulers. The message says which.",
+  invalid_group: ["wrong", "The annotations or labels that name the pod's group are wrong, or its members contradict each other. Or the pod's PodGroup doesn't exist. The message says which.",
     "Correct them on the template of the pods, or create the PodGroup."],
   waits_for_group: ["wait", "The pod is a member of a group that is bound all together or not at all. The message says what the group waits for.",
     "See the list of groups."],

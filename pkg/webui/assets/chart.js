@@ -3,7 +3,7 @@ import { age, byId, clock, plural, setText, sum, svg } from "./dom.js";
 
 const hour = 3600; // Seconds.
 
-/** Areas draws samples, each a list that begins with its time in Unix seconds. */
+/** Areas draws samples, each with its time in Unix seconds. */
 export class Areas {
   /** words(sample) describes a sample; it is shown in the element reading for the one at which a reader points. */
   constructor(root, reading, words) {
@@ -39,9 +39,9 @@ export class Areas {
       this.areas.push(svg("path", {}));
       this.root.insertBefore(this.areas.at(-1), this.line);
     }
-    const now = samples.at(-1)?.[0] ?? 0;
+    const now = samples.at(-1)?.time ?? 0;
     // As long as there is no hour of samples, the chart shows what there is, and a single one as wide as two.
-    this.span = Math.min(hour, Math.max(every, now - (samples[0]?.[0] ?? now)));
+    this.span = Math.min(hour, Math.max(every, now - (samples[0]?.time ?? now)));
     this.from = now - this.span;
     const highest = this.highest = Math.max(1, ...samples.map(top));
     const y = (value) => (100 - (96 * value) / highest).toFixed(2);
@@ -50,14 +50,13 @@ export class Areas {
     const runs = [];
     let before = -Infinity;
     for (const s of samples) {
-      if (s[0] - before > 6 * every) runs.push([]);
+      if (s.time - before > 6 * every) runs.push([]);
       runs.at(-1).push(s);
-      before = s[0];
+      before = s.time;
     }
     for (const run of runs) {
       if (run.length > 1) continue;
-      run.unshift([...run[0]]);
-      run[0][0] -= every;
+      run.unshift({ ...run[0], time: run[0].time - every });
     }
     const path = (run, value) => run.map((s) => x(s) + "," + y(value(s))).join("L");
     const sum = (n) => (s) => layers.slice(0, n).reduce((all, layer) => all + layer.value(s), 0);
@@ -71,13 +70,13 @@ export class Areas {
 
   /** x returns where a sample is in the picture, which is an hour wide. */
   x(s) {
-    return ((s[0] - this.from) * hour) / this.span;
+    return ((s.time - this.from) * hour) / this.span;
   }
 
   nearest(time) {
     let best;
     this.samples?.forEach((s, i) => {
-      if (best === undefined || Math.abs(s[0] - time) < Math.abs(this.samples[best][0] - time)) best = i;
+      if (best === undefined || Math.abs(s.time - time) < Math.abs(this.samples[best].time - time)) best = i;
     });
     return best;
   }
@@ -90,14 +89,14 @@ export class Areas {
       this.cursor.setAttribute("x1", this.x(s));
       this.cursor.setAttribute("x2", this.x(s));
     }
-    setText(this.reading, s ? clock(s[0] * 1000) + ": " + this.words(s) : "");
+    setText(this.reading, s ? clock(s.time * 1000) + ": " + this.words(s) : "");
   }
 }
 
 /** FreeMemory is the chart of the free memory: on partly used cards and on unused cards. */
 export class FreeMemory extends Areas {
   constructor(root) {
-    super(root, byId("chart-reading"), (s) => sum(s[3] + s[4], this.unit) + " free, " + sum(s[4], this.unit) + " of it in pieces, " + plural(s[5], "pod", "pods") + " pending");
+    super(root, byId("chart-reading"), (s) => sum(s.whole + s.pieces, this.unit) + " free, " + sum(s.pieces, this.unit) + " of it in pieces, " + plural(s.pending, "pod", "pods") + " pending");
   }
 
   show(model) {
@@ -106,7 +105,7 @@ export class FreeMemory extends Areas {
     if (this.drawn === last && this.length === model.samples.length) return;
     this.drawn = last;
     this.length = model.samples.length;
-    this.draw(model.samples, model.sampleEvery, [{ class: "whole", value: (s) => s[3] }, { class: "pieces", value: (s) => s[4] }], [], (s) => s[1]);
+    this.draw(model.samples, model.sampleEvery, [{ class: "whole", value: (s) => s.whole }, { class: "pieces", value: (s) => s.pieces }], [], (s) => s.total);
     if (!last) return;
     this.root.setAttribute("aria-label", "Free memory over the last hour. Now " + this.words(last) + ". Arrow keys read earlier values");
     setText(byId("chart-since"), "last " + age((this.span + model.sampleEvery) * 1000) + (this.highest > 1 ? ", up to " + sum(this.highest, this.unit) : ""));

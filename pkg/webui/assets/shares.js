@@ -49,20 +49,20 @@ export class Shares extends List {
     if (this.last === last && this.length === model.samples.length) return;
     this.last = last;
     this.length = model.samples.length;
-    const samples = model.samples.filter((s) => s[6]).map((s) => [s[0], s[1], shares(s[6])]);
+    const samples = model.samples.filter((s) => s.shares).map((s) => ({ ...s, tenants: new Map(s.shares.tenants.map((t) => [t.name, t])) }));
     const size = new Map();
-    for (const [, , { tenants }] of samples) {
+    for (const { tenants } of samples) {
       for (const [name, { allocated, share }] of tenants) size.set(name, (size.get(name) ?? 0) + Math.max(allocated, share));
     }
     const names = [...size.keys()].sort((a, b) => size.get(b) - size.get(a)).slice(0, most).sort();
     this.tones = new Map(names.map((name, i) => [name, "t" + i]));
-    const of = (name, what) => ([, , { tenants }]) => tenants.get(name)?.[what] ?? 0;
-    const rest = ([, , { others, tenants }]) => [...tenants].reduce((all, [name, { allocated }]) => (this.tones.has(name) ? all : all + allocated), others);
+    const of = (name, what) => ({ tenants }) => tenants.get(name)?.[what] ?? 0;
+    const rest = ({ shares, tenants }) => [...tenants].reduce((all, [name, { allocated }]) => (this.tones.has(name) ? all : all + allocated), shares.others);
     const layers = names.map((name) => ({ class: this.tones.get(name), value: of(name, "allocated") }));
     const others = samples.some((s) => rest(s) > 0);
     if (others) layers.push({ class: "out", value: rest });
     const lines = names.map((_, i) => (s) => names.slice(0, i + 1).reduce((all, name) => all + of(name, "share")(s), 0));
-    const highest = (s) => Math.max(this.unit ? s[1] / this.unit.mib : 0, layers.reduce((all, layer) => all + layer.value(s), 0), lines.at(-1)?.(s) ?? 0);
+    const highest = (s) => Math.max(this.unit ? s.total / this.unit.mib : 0, layers.reduce((all, layer) => all + layer.value(s), 0), lines.at(-1)?.(s) ?? 0);
     this.history.draw(samples, model.sampleEvery, layers, lines, highest);
     this.rest = rest;
     this.legend.replaceChildren(...names.map((name) => h("span", { class: this.tones.get(name) }, nameOf(name))),
@@ -74,19 +74,12 @@ export class Shares extends List {
 
   /** words returns what the tenants had. */
   words(sample) {
-    const texts = [...this.tones.keys()].filter((name) => sample[2].tenants.has(name)).map((name) => {
-      const { allocated, share } = sample[2].tenants.get(name);
+    const texts = [...this.tones.keys()].filter((name) => sample.tenants.has(name)).map((name) => {
+      const { allocated, share } = sample.tenants.get(name);
       return nameOf(name) + " " + amount(allocated, this.unit?.name) + " of its share of " + number(share);
     });
     const rest = this.rest(sample);
     if (rest) texts.push("others " + amount(rest, this.unit?.name));
     return texts.join(", ") || "nothing";
   }
-}
-
-/** shares reads what a sample has of the tenants: what the others have, and then name, allocated memory and share of each. */
-function shares([others, ...list]) {
-  const tenants = new Map();
-  for (let i = 0; i < list.length; i += 3) tenants.set(list[i], { allocated: list[i + 1], share: list[i + 2] });
-  return { others, tenants };
 }
