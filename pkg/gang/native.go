@@ -60,19 +60,16 @@ func (mgr *Manager) RemovePodGroup(key Key, now time.Time) {
 	mgr.resolveAll(key, now)
 }
 
-func (mgr *Manager) resolve(m *Member) (problem string) { return Resolve(m, mgr.podGroups) }
-
-// Resolve sets the size of a member of a native group, and returns what is wrong with the group. podGroups is nil if native groups are
-// off.
-func Resolve(m *Member, podGroups map[Key]PodGroup) (problem string) {
-	if m.PodGroup == "" || podGroups == nil {
+// resolve sets the size of a member of a native group, and returns what is wrong with the group.
+func (mgr *Manager) resolve(m *Member) (problem string) {
+	if m.PodGroup == "" || mgr.podGroups == nil {
 		return ""
 	}
 	if !m.Gang.Native {
 		m.Size = 0
 		return twoGroups
 	}
-	podGroup, known := podGroups[m.Gang]
+	podGroup, known := mgr.podGroups[m.Gang]
 	m.Size = podGroup.Size
 	if !known {
 		return fmt.Sprintf("PodGroup %s doesn't exist", m.PodGroup)

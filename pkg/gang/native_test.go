@@ -313,7 +313,7 @@ func TestPodGroups(t *testing.T) {
 	if events := s.manager.TakeEffects().Events; len(events) > 0 {
 		t.Errorf("the watch reported a pod before its PodGroup: %v", events)
 	}
-	if reports, _ := s.manager.Reports(); reports[0].Problem != "PodGroup late doesn't exist" {
+	if reports, _ := s.manager.Reports(); reports[0].Problem != "pod-00001: PodGroup late doesn't exist" {
 		t.Errorf("reported: %q", reports[0].Problem)
 	}
 	s.manager.SetPodGroup(nativeKey("late"), PodGroup{Problem: "PodGroup late: wrong"}, s.now)

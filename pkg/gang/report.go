@@ -19,9 +19,8 @@ type Report struct {
 	Phase Phase
 	// Size is how many members must be bound together; 0 if unknown.
 	Size int
-	// Counted is the number of members that count towards Size: those that are bound, to be bound, or have succeeded. Succeeded counts the
-	// last of these.
-	Counted, Succeeded int
+	// Counted is the number of members that count towards Size: those that are bound, to be bound, or have succeeded.
+	Counted int
 	// Cardless is the number of the group's pods if none of them asks for cards. Such a group has no run, and is reported as incomplete.
 	Cardless int
 	// Bound and Pending are the names of the members with and without a node that exist, the oldest first. Pending includes
@@ -29,8 +28,8 @@ type Report struct {
 	Bound, Pending []string
 	// Memory is what these members request in all.
 	Memory gpu.Memory
-	// Reason is why members are pending; none if the run is running, unless kube-scheduler tries none of a PodGroup's. Problem is what is wrong with
-	// the oldest of those that can't be placed even if all memory is free; empty if there are none.
+	// Reason is why members are pending; none if the run is running, unless kube-scheduler tries none of a PodGroup's. Problem is the name of
+	// the oldest of those that can't be placed even if all memory is free, and what is wrong with it; empty if there are none.
 	Reason  reasons.Group
 	Problem string
 	// WaitsSince is since when members wait, see Status.Since. Since is the same, else when the run began to run or to be evicted; zero if unknown.
@@ -38,13 +37,20 @@ type Report struct {
 }
 
 // NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete,
-// pending, running and broken. Members that ask for no cards belong to no run, and those with the gate of fair sharing wait for their turn.
-func NewSnapshot(members []Member, now time.Time) *Manager {
+// pending, running and broken. Members that ask for no cards belong to no run, and those with the gate of fair sharing wait for their turn. podGroups is
+// nil if native groups are off.
+func NewSnapshot(members []Member, podGroups map[Key]PodGroup, now time.Time) *Manager {
 	gated := map[gpu.PodUID]bool{}
 	for i := range members {
 		gated[members[i].UID] = members[i].Gated
 	}
 	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}, AwaitsTurn: func(pod gpu.Pod) bool { return gated[pod.UID] }})
+	if podGroups != nil {
+		mgr.ServePodGroups()
+	}
+	for key, podGroup := range podGroups {
+		mgr.SetPodGroup(key, podGroup, now)
+	}
 	for i := range members {
 		mgr.SetMember(members[i], now)
 	}
@@ -78,7 +84,7 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 func (mgr *Manager) report(r *run) Report {
 	waitsSince := r.needed().since
 	report := Report{
-		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(), Succeeded: r.counts[succeeded],
+		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(),
 		WaitsSince: waitsSince, Since: cmp.Or(waitsSince, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
@@ -92,8 +98,8 @@ func (mgr *Manager) report(r *run) Report {
 			continue
 		}
 		report.Memory = report.Memory.Add(m.Request)
-		if m.counted == ineligible && r.phase != PhaseRunning {
-			report.Problem = cmp.Or(report.Problem, m.problem())
+		if problem := m.problem(); problem != "" && report.Problem == "" && m.counted == ineligible && r.phase != PhaseRunning {
+			report.Problem = m.Name + ": " + problem
 		}
 	}
 	if r.phase != PhaseRunning {

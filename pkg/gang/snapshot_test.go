@@ -29,14 +29,14 @@ func TestSnapshot(t *testing.T) {
 	got, _ := NewSnapshot([]Member{
 		member("f", train, "", "job-3"), member("b", train, "1", "job-1"), member("a", train, "1", "job-1"),
 		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"), cardless,
-	}, now).Reports()
+	}, nil, now).Reports()
 	want := []Report{
 		{
 			Group: other, ID: "9", Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"g"}, Memory: 2, WaitsSince: now, Since: now,
 			Reason: reasons.GroupBroken(1, 2),
 		},
 		{Group: train, ID: "1", Phase: PhaseRunning, Size: 2, Counted: 2, Bound: []string{"b", "a"}, Memory: 2, Since: now},
-		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Counted: 2, Succeeded: 1, Bound: []string{"d"}, Memory: 1, Since: now},
+		{Group: train, ID: "2", Phase: PhaseRunning, Size: 2, Counted: 2, Bound: []string{"d"}, Memory: 1, Since: now},
 		{
 			Group: train, Phase: PhaseIncomplete, Size: 2, Counted: 1, Pending: []string{"f"}, Memory: 1, WaitsSince: now, Since: now,
 			Reason: reasons.GroupIncomplete(1, 2),

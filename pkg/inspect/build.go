@@ -98,7 +98,7 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	if len(pending) == 0 {
 		return // The diagnosis of none costs as much as that of one.
 	}
-	diagnoser, waits := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), groupWaits(objects.Pods, objects.PodGroups, objects.Now)
+	diagnoser, groups := diagnosis.FromObjects(objects.Nodes, objects.Pods, objects.Now), newGroupState(objects.Pods, objects.PodGroups, objects.Now)
 	if objects.PodsOnly {
 		diagnoser = diagnosis.PodsOnly(objects.Pods, objects.Now)
 	}
@@ -106,7 +106,7 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 	for i, pod := range pending {
 		pods[i] = diagnosis.NewPod(pod)
 	}
-	diagnoses := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return waits[pending[i].UID] })
+	diagnoses := diagnoser.DiagnoseAll(pods, func(i int) *diagnosis.GroupWait { return groups.wait(pending[i], pods[i]) })
 	for i, pod := range pending {
 		r.PendingPods = append(r.PendingPods, buildPending(pod, pods[i], diagnoses[i]))
 	}
@@ -114,12 +114,12 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 
 // requestProblem returns the problem with the pod's request; false if there is none, or if the pod ends or has ended.
 func (o Objects) requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
-	problem, found := diagnosis.RequestProblem(pod)
-	if unserved := diagnosis.UnservedRequest(pod); !found && unserved != "" && !o.PodsOnly {
-		problem, found = unserved, !diagnosis.OffersWholeCards(o.Nodes)
+	problem := diagnosis.RequestProblem(pod)
+	if unserved := diagnosis.UnservedRequest(pod); problem == "" && unserved != "" && !o.PodsOnly && !diagnosis.OffersWholeCards(o.Nodes) {
+		problem = unserved
 	}
 	return RequestProblem{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Problem: problem},
-		found && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)
+		problem != "" && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)
 }
 
 func byName[Object metav1.Object](a, b Object) int {
@@ -128,72 +128,44 @@ func byName[Object metav1.Object](a, b Object) int {
 
 // addNodes adds the nodes and their sum to the report, also deleted nodes to which pods are bound.
 func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
-	var cardless []*corev1.Node
-	units := map[gpu.Unit][]string{}
-	existing, l := map[string]bool{}, diagnosis.NewLedger(objects.Nodes, objects.Pods)
-	state := func(name string) *ledger.Node {
-		state, _ := l.Node(name)
-		state.Gone = !existing[name]
-		return &state
-	}
-	for _, object := range slices.SortedFunc(slices.Values(objects.Nodes), byName) {
+	units, existing, l := map[gpu.Unit][]string{}, map[string]bool{}, diagnosis.NewLedger(objects.Nodes, objects.Pods)
+	for _, object := range objects.Nodes {
 		existing[object.Name] = true
-		if node := buildNode(object, bound[object.Name], 0, state(object.Name)); len(node.Cards) > 0 {
-			r.Nodes = append(r.Nodes, node)
+	}
+	nodes := slices.Clone(objects.Nodes)
+	for name := range bound {
+		if !existing[name] && !objects.PodsOnly {
+			nodes = append(nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+	}
+	for _, object := range slices.SortedFunc(slices.Values(nodes), byName) {
+		state, _ := l.Node(object.Name)
+		state.Gone = !existing[object.Name]
+		node := buildNode(object, bound[object.Name], &state)
+		switch {
+		case len(node.Cards) > 0:
 			units[node.Unit] = append(units[node.Unit], node.Name)
-		} else {
-			cardless = append(cardless, object)
+			r.Nodes = append(r.Nodes, node)
+		case len(node.Pods) > 0:
+			r.Nodes = append(r.Nodes, node)
+		case len(node.Problems) > 0:
+			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
 		}
 	}
 	if problem := diagnosis.UnitsProblem(units); problem != "" {
 		r.Problems = append(r.Problems, problem)
 	}
 	objects.addStranded(r.Nodes, l)
-	r.Cluster = sumUp(r.Nodes)
-	for _, object := range cardless {
-		node := r.buildCardless(object, bound[object.Name], state(object.Name))
-		if len(node.Pods) > 0 {
-			r.Nodes = append(r.Nodes, node)
-		} else if len(node.Problems) > 0 {
-			r.NodesWithoutCards = append(r.NodesWithoutCards, NodeWithoutCards{Name: node.Name, Problems: node.Problems})
-		}
-	}
-	for name, pods := range bound {
-		if !existing[name] && !objects.PodsOnly {
-			deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-			r.Nodes = append(r.Nodes, r.buildCardless(deleted, pods, state(name)))
-		}
-	}
-	slices.SortFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-	if r.Cluster.Unit == 0 {
-		r.Cluster.Unit = sumUp(r.Nodes).Unit
-	}
+	r.sumUp()
 }
 
-// buildCardless returns a node without cards. Its unit is that of the other nodes, or else inferred from its largest pod, as
-// if that were a card.
-func (r *Report) buildCardless(object *corev1.Node, pods []*corev1.Pod, state *ledger.Node) Node {
-	unit := r.Cluster.Unit
-	if unit == 0 {
-		var largest gpu.Card
-		for _, pod := range pods {
-			largest.Memory = max(largest.Memory, protocol.PodRequest(pod))
-		}
-		unit = gpu.UnitOf(0, []gpu.Card{largest})
-	}
-	return buildNode(object, pods, unit, state)
-}
-
-// buildNode returns the node with its pods. unit is the unit of a node without cards, state what the ledger has of it.
-func buildNode(object *corev1.Node, pods []*corev1.Pod, unit gpu.Unit, state *ledger.Node) Node {
+// buildNode returns the node with its pods. state is what the ledger has of it.
+func buildNode(object *corev1.Node, pods []*corev1.Pod, state *ledger.Node) Node {
 	parsed := protocol.ParseNode(object)
 	node := Node{
 		Name: object.Name, Address: address(object), Simulated: parsed.Simulated, Problems: []string{}, Cards: []Card{}, Pods: []Pod{},
 	}
 	node.Unit, node.UnitInferred = gpu.UnitOf(state.Unit, state.Cards), state.Unit == 0
-	if len(state.Cards) == 0 {
-		node.Unit = unit
-	}
 	for i, card := range state.Cards {
 		out := buildCard(card, state.Cores == reasons.Fits)
 		out.Allocated, out.AllocatedCores = state.Used[i], state.UsedCores[i]
@@ -264,8 +236,6 @@ func (n *Node) addPod(object *corev1.Pod, allocation ledger.Allocation) {
 		}
 		if n.card(share.Card) != nil {
 			pod.unknownCard = pod.unknownCard.Sub(share.Memory)
-		} else {
-			pod.Notes = append(pod.Notes, fmt.Sprintf("GPU%d is not on the node", share.Card))
 		}
 	}
 	n.Allocated, n.UnknownCard = n.Allocated.Add(pod.Request), n.UnknownCard.Add(pod.unknownCard)
@@ -284,23 +254,7 @@ func (n *Node) judge(state *ledger.Node) {
 			free := card.Total.Sub(card.Allocated)
 			n.Free, n.LargestFree = n.Free.Add(free), max(n.LargestFree, free)
 		}
-		if card.Allocated > card.Total {
-			card.Oversubscribed = true
-			n.note(fmt.Sprintf("GPU%d is oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Memory > 0 })
-		}
-		if card.AllocatedCores > gpu.CardCores {
-			card.Oversubscribed = true
-			n.note(fmt.Sprintf("the cores of GPU%d are oversubscribed", card.Index), func(p *Pod) bool { return p.on(card.Index).Cores > 0 })
-		}
-	}
-}
-
-// note adds a note to the pods for which of returns true.
-func (n *Node) note(text string, of func(*Pod) bool) {
-	for i := range n.Pods {
-		if of(&n.Pods[i]) {
-			n.Pods[i].Notes = append(n.Pods[i].Notes, text)
-		}
+		card.Oversubscribed = card.Allocated > card.Total || card.AllocatedCores > gpu.CardCores
 	}
 }
 
@@ -352,27 +306,33 @@ func buildPending(pod *corev1.Pod, pending *diagnosis.Pod, why diagnosis.Diagnos
 	return out
 }
 
-// sumUp returns the sum of the nodes in a common unit: theirs if it is the same, otherwise GiB or MiB, whichever divides all
-// units.
-func sumUp(nodes []Node) Cluster {
-	var sum Cluster
-	if len(nodes) > 0 {
-		sum.Unit = nodes[0].Unit
+// sumUp sets the sum of the nodes with cards, in a common unit: theirs if it is the same, otherwise MiB. Nodes without cards get this unit.
+func (r *Report) sumUp() {
+	sum := &r.Cluster
+	for _, node := range r.Nodes {
+		switch {
+		case len(node.Cards) == 0:
+		case sum.Unit == 0:
+			sum.Unit = node.Unit
+		case sum.Unit != node.Unit:
+			sum.Unit = gpu.MiB
+		}
 	}
-	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit != sum.Unit }) {
+	if sum.Unit == 0 && len(r.Nodes) > 0 {
 		sum.Unit = gpu.GiB
 	}
-	if slices.ContainsFunc(nodes, func(n Node) bool { return n.Unit%sum.Unit != 0 }) {
-		sum.Unit = gpu.MiB
-	}
-	for _, node := range nodes {
+	for i := range r.Nodes {
+		node := &r.Nodes[i]
+		if len(node.Cards) == 0 {
+			node.Unit = sum.Unit
+			continue
+		}
 		sum.Allocated = sum.Allocated.Add(convert(node.Allocated, node.Unit, sum.Unit))
 		sum.Total = sum.Total.Add(convert(node.Total, node.Unit, sum.Unit))
 		sum.Free = sum.Free.Add(convert(node.Free, node.Unit, sum.Unit))
 		sum.LargestFree = max(sum.LargestFree, convert(node.LargestFree, node.Unit, sum.Unit))
 	}
 	sum.Percent = percent(sum.Allocated, sum.Total)
-	return sum
 }
 
 // convert converts memory to a smaller unit. It saturates.

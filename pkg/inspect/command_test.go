@@ -66,13 +66,13 @@ NAME:       gone
 IPADDRESS:  unknown
 UNIT:       MiB
 
-NAMESPACE    NAME  Pending(Allocated)  STATUS
-default      lost  4000                Running, GPU0 is not on the node
+NAMESPACE    NAME  Pending(Allocated)
+default      lost  4000
 Allocated :  4000 (0%)
 Total :      0
 Problems :   the node is gone, but pods are bound to it
              pods hold 4000 units of GPU memory there
------------------------------------------------------------------------
+-------------------------------------------------------
 
 NAME:       n
 IPADDRESS:  10.0.0.1
@@ -135,11 +135,11 @@ Problem: 2 pods were bound without the extender: is default-scheduler configured
 		"a deleted node by name": {
 			objects: absent, args: []string{"node/gone", "--no-headers"}, stdout: "\ngone  unknown  4000  4000/0\n",
 		},
-		"deleted nodes alone, in two units": {
+		"deleted nodes alone": {
 			objects: func(t *testing.T) Objects {
 				return objects(nil, newPod("p", 8).on("a", 0), newPod("q", 4000).on("b", 0))
 			},
-			args: []string{"--no-headers"}, stdout: "\na  unknown  8192  8192/0\nb  unknown  4000  4000/0\n",
+			args: []string{"--no-headers"}, stdout: "\na  unknown  8     8/0\nb  unknown  4000  4000/0\n",
 		},
 		"names leave out deleted nodes": {objects: absent, args: []string{"-o", "name"}, stdout: "\nnode/n\n"},
 		"a node by name, without pending pods": {

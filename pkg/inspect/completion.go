@@ -3,14 +3,12 @@ package inspect
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -22,14 +20,12 @@ func CompletionArgs(words []string) []string {
 	return append([]string{cobra.ShellCompRequestCmd}, words...)
 }
 
-// addCompletion adds completion of nodes and namespaces from the cluster, and of contexts from the kubeconfig.
+// addCompletion adds completion of nodes from the cluster, and of output formats.
 func (o *options) addCompletion(cmd *cobra.Command) error {
-	cmd.ValidArgsFunction = o.complete(sharingNodes)
+	cmd.ValidArgsFunction = o.completeNodes
 	for flag, complete := range map[string]cobra.CompletionFunc{
-		"output":    cobra.FixedCompletions([]string{outputWide, outputJSON, outputYAML, outputName}, cobra.ShellCompDirectiveNoFileComp),
-		"color":     cobra.FixedCompletions([]string{colorAuto, colorAlways, colorNever}, cobra.ShellCompDirectiveNoFileComp),
-		"namespace": o.complete(namespaces),
-		"context":   o.completeContext,
+		"output": cobra.FixedCompletions([]string{outputWide, outputJSON, outputYAML, outputName}, cobra.ShellCompDirectiveNoFileComp),
+		"color":  cobra.FixedCompletions([]string{colorAuto, colorAlways, colorNever}, cobra.ShellCompDirectiveNoFileComp),
 	} {
 		if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
 			return fmt.Errorf("completing --%s: %w", flag, err)
@@ -38,40 +34,19 @@ func (o *options) addCompletion(cmd *cobra.Command) error {
 	return nil
 }
 
-// complete returns a function that lists names from the cluster, without those that are already on the command line. Shells
-// omit names that don't begin with the word.
-func (o *options) complete(list func(context.Context, kubernetes.Interface) ([]string, error)) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), 3*time.Second) // The shell waits meanwhile.
-		defer cancel()
-		client, _, err := o.connect()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		names, _ := list(ctx, client) // A shell can't show an error.
-		names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) })
-		return names, cobra.ShellCompDirectiveNoFileComp
+// completeNodes lists the nodes that share GPU memory, without those that are already on the command line. Shells omit names that don't begin with
+// the word.
+func (o *options) completeNodes(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), 3*time.Second) // The shell waits meanwhile.
+	defer cancel()
+	client, _, err := o.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-func (o *options) completeContext(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	config, _ := o.connection.ToRawKubeConfigLoader().RawConfig() // It has no contexts if it can't be read.
-	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
-}
-
-// sharingNodes returns the nodes that share GPU memory.
-func sharingNodes(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
-	err = each(ctx, "nodes", client.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) {
-		if len(protocol.ParseNode(node).Cards) > 0 {
+	_ = each(ctx, "nodes", client.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) { // A shell can't show an error.
+		if len(protocol.ParseNode(node).Cards) > 0 && !slices.Contains(args, node.Name) {
 			names = append(names, node.Name)
 		}
 	})
-	return names, err
-}
-
-func namespaces(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
-	err = each(ctx, "namespaces", client.CoreV1().Namespaces().List, metav1.ListOptions{}, func(namespace *corev1.Namespace) {
-		names = append(names, namespace.Name)
-	})
-	return names, err
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

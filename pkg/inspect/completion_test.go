@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/gpushare/gpushare/test/check"
@@ -13,8 +11,6 @@ import (
 
 func TestCompletion(t *testing.T) {
 	api := newFakeAPI(t, twoNodes(t))
-	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
-	api.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ml"}})
 	// The kubeconfig comes from the environment, since on the command line it would be another word.
 	t.Setenv("KUBECONFIG", writeKubeconfig(t, api.URL))
 	complete := func(words ...string) string {
@@ -32,8 +28,6 @@ func TestCompletion(t *testing.T) {
 		"nodes not named before":      {[]string{"-d", "cn-beijing.i-2ze", ""}, "cn-shanghai.i-uf61h64\n:4\n"},
 		"formats":                     {[]string{"-o", ""}, "wide\njson\nyaml\nname\n:4\n"},
 		"colors":                      {[]string{"--color", ""}, "auto\nalways\nnever\n:4\n"},
-		"contexts":                    {[]string{"--context", ""}, "test\n:4\n"},
-		"namespaces of the cluster":   {[]string{"-n", ""}, "default\nml\n:4\n"},
 	} {
 		check.Equal(t, name, test.want, complete(test.words...))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -36,7 +37,7 @@ type Group struct {
 	Name      string `json:"name"`
 	// Native is true for the pods of a PodGroup of Kubernetes.
 	Native bool `json:"native,omitempty"`
-	// Pods are the names of the pods if the group has no name.
+	// Pods are the names of the pods if the group has no name. Those of a namespace are one group.
 	Pods []string `json:"pods,omitempty"`
 	// Run identifies the run; empty if no member is bound, or if no bound member has the annotation
 	// gpushare.aliyun.com/group-run.
@@ -101,14 +102,15 @@ func readPodGroups(ctx context.Context, client kubernetes.Interface, namespace s
 // reported.
 func BuildGroups(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) Groups {
 	out := Groups{APIVersion: ReportAPIVersion, Kind: GroupsKind, Groups: []Group{}}
-	for _, run := range groupRuns(pods, podGroups, now) {
-		state, reason := run.state()
+	groups := newGroupState(pods, podGroups, now)
+	for _, run := range groups.runs() {
+		state, reason := groups.of(&run)
 		group := Group{
-			Namespace: run.Group.Namespace, Name: run.Group.Name, Native: run.Group.Native, Run: run.ID, Size: run.Size, Bound: len(run.bound),
-			Members: len(run.bound) + len(run.pending) + len(run.ineligible), Cardless: run.cardless, State: state, Reason: reason,
+			Namespace: run.Group.Namespace, Name: run.Group.Name, Native: run.Group.Native, Run: run.ID, Size: run.Size, Bound: len(run.Bound),
+			Members: len(run.Bound) + len(run.Pending), Cardless: groups.cardless[run.Group], State: state, Reason: reason,
 		}
 		if group.Name == "" {
-			group.Pods = run.podNames()
+			group.Pods = slices.Sorted(slices.Values(slices.Concat(run.Bound, run.Pending)))
 		}
 		if since := run.WaitsSince; !since.IsZero() {
 			group.Since = &since

@@ -125,9 +125,9 @@ IPADDRESS:  10.0.0.1
 UNIT:       GiB
 
 NAMESPACE    NAME      GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
-default      over      10               0                0                   Running, GPU0 is oversubscribed
-default      under     8                0                0                   Terminating, GPU0 is oversubscribed
-default      vanished  0                0                3                   Running, GPU7 is not on the node
+default      over      10               0                0                   Running
+default      under     8                0                0                   Terminating
+default      vanished  0                0                3                   Running
 default      cardless  0                0                4                   Pending, no card chosen
 default      garbled   0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
 Allocated :  26 (81%)
@@ -238,13 +238,13 @@ GPU1  GPU-1  Tesla T4  -     6/16             0/100    healthy
 GPU2  GPU-2  Tesla T4  -     12/16            110/100  healthy
 
 NAMESPACE    NAME    GPU0(Allocated)  GPU1(Allocated)  GPU2(Allocated)  GPU0(Cores)  GPU1(Cores)  GPU2(Cores)  STATUS
-default      tensor  8                0                8                50           0            50           Running, the cores of GPU2 are oversubscribed
+default      tensor  8                0                8                50           0            50           Running
 default      one     0                6                0                0            0            0            Running
-default      half    0                0                4                0            0            60           Running, the cores of GPU2 are oversubscribed
+default      half    0                0                4                0            0            60           Running
 Allocated :  26 (54%)
 Total :      48
 Problems :   the cores of GPU2 are oversubscribed: 110 of 100
-------------------------------------------------------------------------------------------------------------------------
+----------------------------------------------------------------------------------------------------------------------
 
 NAME:       node-b
 IPADDRESS:  10.0.0.2
@@ -312,8 +312,6 @@ nodes:
   pods:
   - name: over
     namespace: default
-    notes:
-    - GPU0 is oversubscribed
     phase: Running
     request: 10
     shares:
@@ -323,8 +321,6 @@ nodes:
     uid: uid-over
   - name: under
     namespace: default
-    notes:
-    - GPU0 is oversubscribed
     phase: Running
     request: 8
     shares:
@@ -334,8 +330,6 @@ nodes:
     uid: uid-under
   - name: vanished
     namespace: default
-    notes:
-    - GPU7 is not on the node
     phase: Running
     request: 3
     shares:
@@ -499,7 +493,7 @@ func TestSeveralCardsJSON(t *testing.T) {
 	for want, value := range map[string]any{
 		`{"index":0,"uuid":"GPU-0","model":"Tesla T4","allocated":8,"total":16,"healthy":true,"cores":100,"allocatedCores":50,"oversubscribed":false}`: report.Nodes[0].Cards[0],
 		`{"namespace":"default","name":"tensor","uid":"uid-tensor","phase":"Running","terminating":false,"request":16,"cores":100,` +
-			`"shares":[{"card":0,"memory":8,"cores":50},{"card":2,"memory":8,"cores":50}],"notes":["the cores of GPU2 are oversubscribed"]}`: report.Nodes[0].Pods[0],
+			`"shares":[{"card":0,"memory":8,"cores":50},{"card":2,"memory":8,"cores":50}]}`: report.Nodes[0].Pods[0],
 		`{"namespace":"default","name":"pair","uid":"uid-pair","request":20,"cards":2,"cores":50,"schedulerName":"default-scheduler",` +
 			`"reason":"","cause":"fragmented","explanation":"","ahead":0}`: pair,
 	} {

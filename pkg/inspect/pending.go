@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // writePending writes the pending pods, and what is wrong with the cluster and with the requests of pods. It writes nothing if there is
@@ -77,9 +77,5 @@ func (p *PendingPod) requestText() string {
 
 // shorten shortens kube-scheduler's message. It removes the part on why preemption doesn't help.
 func shorten(message string) string {
-	message, _, cut := strings.Cut(oneLine(message), " preemption:")
-	if end := strings.LastIndex(message, ". "); cut && end >= 0 && strings.HasSuffix(message, ",") {
-		message = message[:end+1] // Messages of other plugins precede it: "no new claims to deallocate, preemption: …".
-	}
-	return diagnosis.Excerpt(message)
+	return diagnosis.Excerpt(reasons.WithoutPreemption(oneLine(message)))
 }

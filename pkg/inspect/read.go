@@ -186,8 +186,7 @@ func (s scope) coversNode(name string) bool {
 }
 
 func (s scope) coversPod(pod *corev1.Pod) bool {
-	_, mistaken := diagnosis.RequestProblem(pod)
-	if !mistaken && diagnosis.UnservedRequest(pod) == "" && protocol.PodRequest(pod) == 0 {
+	if protocol.PodRequest(pod) == 0 && diagnosis.RequestProblem(pod) == "" && diagnosis.UnservedRequest(pod) == "" {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)

@@ -23,7 +23,7 @@ const (
 type Report struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Cluster is the sum of the nodes that have cards, in a unit that represents all of them exactly.
+	// Cluster is the sum of the nodes that have cards, in their unit, or in MiB if they have several.
 	Cluster Cluster `json:"cluster"`
 	// Problems describe for the user what is wrong with the cluster as a whole, or with the nodes that were selected.
 	Problems []string `json:"problems"`
@@ -182,14 +182,12 @@ type RequestProblem struct {
 	Problem string `json:"problem"`
 }
 
-// InNamespace returns the report without the pods of other namespaces. The sums and cards still include them.
-func (r Report) InNamespace(namespace string) Report {
-	r.Nodes = slices.Clone(r.Nodes)
+// keepNamespace removes the pods of other namespaces. The sums and cards still include them.
+func (r *Report) keepNamespace(namespace string) {
 	for i := range r.Nodes {
 		node := &r.Nodes[i]
-		node.Pods = slices.DeleteFunc(slices.Clone(node.Pods), func(p Pod) bool { return p.Namespace != namespace })
+		node.Pods = slices.DeleteFunc(node.Pods, func(p Pod) bool { return p.Namespace != namespace })
 	}
-	r.PendingPods = slices.DeleteFunc(slices.Clone(r.PendingPods), func(p PendingPod) bool { return p.Namespace != namespace })
-	r.RequestProblems = slices.DeleteFunc(slices.Clone(r.RequestProblems), func(p RequestProblem) bool { return p.Namespace != namespace })
-	return r
+	r.PendingPods = slices.DeleteFunc(r.PendingPods, func(p PendingPod) bool { return p.Namespace != namespace })
+	r.RequestProblems = slices.DeleteFunc(r.RequestProblems, func(p RequestProblem) bool { return p.Namespace != namespace })
 }

@@ -67,36 +67,41 @@ func (o *options) draw(objects Objects) (page, error) {
 	objects.Now = time.Now()
 	report := Build(objects)
 	if namespace := *o.connection.Namespace; namespace != "" {
-		report = report.InNamespace(namespace)
+		report.keepNamespace(namespace)
 	}
+	page, err := o.pageOf(report, func(out *bytes.Buffer) {
+		switch {
+		case o.output == outputName:
+			writeNames(out, report, o.pending)
+		case o.pending:
+			writePending(out, report, o.format())
+		case o.details:
+			writeDetails(out, report, o.format())
+		default:
+			writeTable(out, report, o.format())
+		}
+	})
+	page.remarks = o.remarks(report, objects)
+	return page, err
+}
+
+// pageOf returns the page with the value if the output is for programs, otherwise with what write writes.
+func (o *options) pageOf(value any, write func(*bytes.Buffer)) (page, error) {
 	var text bytes.Buffer
-	var err error
-	switch {
-	case o.structured():
-		err = writeStructured(&text, o.output, report)
-	case o.output == outputName:
-		writeNames(&text, report, o.pending)
-	case o.pending:
-		writePending(&text, report, o.format())
-	case o.details:
-		writeDetails(&text, report, o.format())
-	default:
-		writeTable(&text, report, o.format())
+	if o.structured() {
+		err := writeStructured(&text, o.output, value)
+		return page{text: text.String()}, err
 	}
-	return page{text.String(), o.remarks(report, objects)}, err
+	write(&text)
+	return page{text: text.String()}, nil
 }
 
 func (o *options) drawGroups(groups Groups) (page, error) {
-	var text bytes.Buffer
-	if o.structured() {
-		err := writeStructured(&text, o.output, groups)
-		return page{text: text.String()}, err
+	page, err := o.pageOf(groups, func(out *bytes.Buffer) { writeGroups(out, groups, o.format()) })
+	if len(groups.Groups) == 0 && !o.structured() {
+		page.remarks = "No pod belongs to a group.\n"
 	}
-	if len(groups.Groups) == 0 {
-		return page{remarks: "No pod belongs to a group.\n"}, nil
-	}
-	writeGroups(&text, groups, o.format())
-	return page{text: text.String()}, nil
+	return page, err
 }
 
 func (o *options) structured() bool { return o.output == outputJSON || o.output == outputYAML }

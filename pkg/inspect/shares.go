@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unique"
@@ -34,23 +33,15 @@ type Shares struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	// Total is the GPU memory of the cluster. It is in units, as all amounts are.
-	Total   int64    `json:"total"`
-	Tenants []Tenant `json:"tenants"`
+	Total   gpu.Memory `json:"total"`
+	Tenants []Tenant   `json:"tenants"`
 	// Problems are what is wrong with namespaces, tenants and settings, and that nodes have different units.
 	Problems []string `json:"problems"`
 }
 
-// Tenant is a namespace, or all namespaces with the same value of a label, which is empty for those without the label.
+// Tenant is a tenant as the API server shows it: a pod waits until it has a node.
 type Tenant struct {
-	Name       string `json:"name"`
-	Weight     int64  `json:"weight"`
-	Guaranteed int64  `json:"guaranteed"`
-	// Share is what the tenant deserves now, Allocated what its pods have.
-	Share     int64 `json:"share"`
-	Allocated int64 `json:"allocated"`
-	// WaitingPods counts the pods that have no node yet, Waiting is what they request.
-	WaitingPods int   `json:"waitingPods"`
-	Waiting     int64 `json:"waiting"`
+	dispatch.Tenant
 	// Cause is why the next of them isn't bound, apart from its turn; empty if none waits.
 	Cause string `json:"cause"`
 }
@@ -200,15 +191,12 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	}
 	diagnoser := diagnosis.FromObjects(objects.Nodes, objects.Pods, now)
 	options := dispatch.Options{
-		Ledger: ledger, Groups: gang.NewSnapshot(members, now), TurnRules: dispatch.NewTurnRules(settings.PriorityCutoff),
+		Ledger: ledger, Groups: gang.NewSnapshot(members, nil, now), TurnRules: dispatch.NewTurnRules(settings.PriorityCutoff),
 		Nodes: nodes,
 	}
-	out.Total = int64(ledger.Memory())
+	out.Total = ledger.Memory()
 	for _, t := range dispatch.Snapshot(options, known, pods) {
-		tenant := Tenant{
-			Name: t.Name, Weight: t.Weight, Guaranteed: int64(t.Guaranteed), Share: int64(t.Share), Allocated: int64(t.Allocated),
-			WaitingPods: t.Waiting, Waiting: int64(t.WaitingMemory),
-		}
+		tenant := Tenant{Tenant: t}
 		if tenant.Guaranteed > out.Total && out.Total > 0 {
 			out.Problems = append(out.Problems, fmt.Sprintf("tenant %s: its guaranteed amount of %d units is more than the cluster's %d: write it in units of aliyun.com/gpu-mem",
 				reasons.TenantName(t.Name), t.Guaranteed, out.Total))
@@ -241,25 +229,20 @@ func usableNodes(objects []*corev1.Node) (*eligibility.Cluster, string) {
 }
 
 func (o *options) drawShares(shares Shares) (page, error) {
-	var text bytes.Buffer
-	if o.structured() {
-		err := writeStructured(&text, o.output, shares)
-		return page{text: text.String()}, err
+	table := rows{{bold, []string{"TENANT", "WEIGHT", "GUARANTEED", "SHARE", "ALLOCATED", "WAITING", "PODS WAITING", "NEXT POD"}}}
+	for _, t := range shares.Tenants {
+		table.add(plain, reasons.TenantName(t.Name), fmt.Sprint(t.Weight), t.Guaranteed.String(), t.Share.String(), t.Allocated.String(),
+			t.WaitingMemory.String(), fmt.Sprint(t.Waiting), cmp.Or(t.Cause, "-"))
 	}
-	var remarks strings.Builder
+	page, err := o.pageOf(shares, func(out *bytes.Buffer) { table.writeAlone(out, o.format()) })
+	if o.structured() {
+		return page, err
+	}
 	for _, problem := range shares.Problems {
-		fmt.Fprintln(&remarks, problem)
+		page.remarks += problem + "\n"
 	}
 	if len(shares.Tenants) == 0 {
-		fmt.Fprintln(&remarks, "No tenant has or asks for GPU memory.")
-		return page{remarks: remarks.String()}, nil
+		page.remarks += "No tenant has or asks for GPU memory.\n"
 	}
-	table := rows{{bold, []string{"TENANT", "WEIGHT", "GUARANTEED", "SHARE", "ALLOCATED", "WAITING", "PODS WAITING", "NEXT POD"}}}
-	number := func(n int64) string { return strconv.FormatInt(n, 10) }
-	for _, t := range shares.Tenants {
-		table.add(plain, reasons.TenantName(t.Name), number(t.Weight), number(t.Guaranteed), number(t.Share), number(t.Allocated), number(t.Waiting),
-			strconv.Itoa(t.WaitingPods), cmp.Or(t.Cause, "-"))
-	}
-	table.writeAlone(&text, o.format())
-	return page{text.String(), remarks.String()}, nil
+	return page, err
 }

@@ -145,17 +145,17 @@ func TestSharesOfGroups(t *testing.T) {
 		namespaces = append(namespaces, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	causes := map[string]string{}
-	shares := func(settings ShareSettings) map[string]int64 {
+	shares := func(settings ShareSettings) map[string]gpu.Memory {
 		settings.PriorityCutoff = dispatch.DefaultPriorityCutoff
-		out := map[string]int64{}
+		out := map[string]gpu.Memory{}
 		for _, tenant := range BuildShares(objects, namespaces, settings, time.Now()).Tenants {
 			out[tenant.Name], causes[tenant.Name] = tenant.Share, tenant.Cause
 		}
 		return out
 	}
-	check.Equal(t, "the result", map[string]int64{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace}))
+	check.Equal(t, "the result", map[string]gpu.Memory{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace}))
 	check.Equal(t, "causes", map[string]string{"large": reasons.ObstacleNeverFits.String(), "whole": reasons.Fits.Words()}, causes)
-	if diff := cmp.Diff(map[string]int64{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
+	if diff := cmp.Diff(map[string]gpu.Memory{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
 		t.Errorf("without groups (-want +got)\n%s", diff)
 	}
 }

@@ -66,31 +66,27 @@ func (o *options) runUsage(ctx context.Context, client kubernetes.Interface) err
 	return o.printUsage(ctx, source, usageRefresh)
 }
 
-// printUsage prints the measured use, and with --watch again after each pause until ctx ends. A failure of the first reading is an
-// error, a later one a remark. Without --watch it is also an error if no node could be asked.
+// printUsage prints the measured use, and with --watch again after each pause until ctx ends. Without --watch it is an error if no node could be
+// asked.
 func (o *options) printUsage(ctx context.Context, source usageSource, pause time.Duration) error {
-	report, err := source.Read(ctx)
-	switch {
-	case o.watch && ctx.Err() != nil:
-		return nil
-	case err != nil:
-		return err
-	case !o.watch:
-		err = o.print(o.drawUsage(report))
-		if err == nil && report.unreached {
-			err = errUnreached
-		}
-		return err
-	}
 	repeater := &repeater{options: o}
 	for {
+		report, err := source.Read(ctx)
+		if o.watch && ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
-			err = o.print(page{remarks: fmt.Sprintf("Warning: %s\n", oneLine(err.Error()))}, nil)
-		} else {
-			var next page
-			if next, err = o.drawUsage(report); err == nil {
-				err = repeater.show(next)
+			return err
+		}
+		page, err := o.drawUsage(report)
+		if !o.watch {
+			if err = o.print(page, err); err == nil && report.unreached {
+				err = errUnreached
 			}
+			return err
+		}
+		if err == nil {
+			err = repeater.show(page)
 		}
 		if err != nil {
 			return err
@@ -99,10 +95,6 @@ func (o *options) printUsage(ctx context.Context, source usageSource, pause time
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
-		}
-		report, err = source.Read(ctx)
-		if ctx.Err() != nil {
-			return nil
 		}
 	}
 }
@@ -205,19 +197,13 @@ func (o *options) drawUsage(report UsageReport) (page, error) {
 				func(c protocol.ContainerUsage) bool { return c.Namespace != namespace })
 		}
 	}
-	var text, remarks bytes.Buffer
+	page, err := o.pageOf(report, func(out *bytes.Buffer) { writeUsage(out, report, o.format()) })
 	for _, name := range o.scope.nodes {
 		if !slices.ContainsFunc(report.Nodes, func(n protocol.Usage) bool { return n.Node == name }) {
-			fmt.Fprintf(&remarks, "Node %q has no running device plugin that serves measured use.\n", name)
+			page.remarks += fmt.Sprintf("Node %q has no running device plugin that serves measured use.\n", name)
 		}
 	}
-	var err error
-	if o.structured() {
-		err = writeStructured(&text, o.output, report)
-	} else {
-		writeUsage(&text, report, o.format())
-	}
-	return page{text.String(), remarks.String()}, err
+	return page, err
 }
 
 // writeUsage writes a row for each container on each card, those above their request first, then what else uses the cards, and what
