@@ -2,11 +2,9 @@ package metrics
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
@@ -40,24 +38,13 @@ var cardGauges = [...]struct {
 	}},
 }
 
-// Cards has the series of each card. They are no part of the registry, which would make and sort all of them at each scrape: Cards
-// makes those of a node when the node changes. Its methods are safe for concurrent use.
+// Cards has the series of each card. They are no part of the registry, which would check and sort each of them at each scrape: there can be more than
+// 100,000.
 type Cards struct {
 	ledger LedgerState
 	// on reports whether there are such series.
 	on func() bool
-
-	// mu guards all fields below it.
-	mu sync.Mutex
-	// revision is that of the ledger for which nodes holds.
-	revision uint64
-	nodes    map[string]nodeSeries
-	// labels are the labels of cards by their index.
-	labels map[int]*dto.LabelPair
 }
-
-// nodeSeries are the series of a node's cards for each of cardGauges. They are never changed.
-type nodeSeries [len(cardGauges)][]*dto.Metric
 
 // Beside returns a Gatherer of what the registry has and of the series of each card.
 func (c *Cards) Beside(registry prometheus.Gatherer) prometheus.Gatherer {
@@ -70,64 +57,22 @@ func (c *Cards) Beside(registry prometheus.Gatherer) prometheus.Gatherer {
 }
 
 func (c *Cards) families() (families []*dto.MetricFamily) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !c.on() {
-		c.revision, c.nodes, c.labels = 0, nil, nil
 		return nil
 	}
-	c.update()
-	names := slices.Sorted(maps.Keys(c.nodes))
-	for i, gauge := range cardGauges {
-		family := &dto.MetricFamily{Name: new(namespace + "_" + gauge.name), Help: new(gauge.help), Type: dto.MetricType_GAUGE.Enum()}
-		for _, name := range names {
-			family.Metric = append(family.Metric, c.nodes[name][i]...)
-		}
-		if len(family.Metric) > 0 {
-			families = append(families, family)
-		}
+	for _, gauge := range cardGauges {
+		families = append(families, &dto.MetricFamily{Name: new(namespace + "_" + gauge.name), Help: new(gauge.help), Type: dto.MetricType_GAUGE.Enum()})
 	}
-	return families
-}
-
-// update makes the series of the nodes that have changed. The caller holds the lock.
-func (c *Cards) update() {
-	changes := c.ledger.ChangesSince(c.revision)
-	c.revision = changes.Revision
-	if changes.Full {
-		c.nodes, c.labels = make(map[string]nodeSeries, len(changes.Nodes)), map[int]*dto.LabelPair{}
-	}
-	for i := range changes.Nodes {
-		c.nodes[changes.Nodes[i].Name] = c.newNodeSeries(&changes.Nodes[i])
-	}
-}
-
-// newNodeSeries returns the series of the node's cards. Series share what is equal: there can be more than 100,000.
-func (c *Cards) newNodeSeries(node *ledger.Node) (series nodeSeries) {
-	name := dto.LabelPair{Name: new("node"), Value: new(node.Name)}
-	for card := range node.Cards {
-		labels := []*dto.LabelPair{c.cardLabel(node.Cards[card].Index), &name}
-		for i, gauge := range cardGauges {
-			value, has := gauge.value(node, card)
-			if !has {
-				continue
+	for _, node := range c.ledger.Nodes() {
+		name := dto.LabelPair{Name: new("node"), Value: new(node.Name)}
+		for card := range node.Cards {
+			labels := []*dto.LabelPair{{Name: new("card"), Value: new(strconv.Itoa(node.Cards[card].Index))}, &name}
+			for i, gauge := range cardGauges {
+				if value, has := gauge.value(&node, card); has {
+					families[i].Metric = append(families[i].Metric, &dto.Metric{Label: labels, Gauge: &dto.Gauge{Value: &value}})
+				}
 			}
-			metric := &dto.Metric{Label: labels}
-			if n := len(series[i]); n > 0 && series[i][n-1].Gauge.GetValue() == value {
-				metric.Gauge = series[i][n-1].Gauge
-			} else {
-				metric.Gauge = &dto.Gauge{Value: &value}
-			}
-			series[i] = append(series[i], metric)
 		}
 	}
-	return series
-}
-
-// cardLabel returns the label of the cards with this index. The caller holds the lock.
-func (c *Cards) cardLabel(index int) *dto.LabelPair {
-	if c.labels[index] == nil {
-		c.labels[index] = &dto.LabelPair{Name: new("card"), Value: new(strconv.Itoa(index))}
-	}
-	return c.labels[index]
+	return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 })
 }

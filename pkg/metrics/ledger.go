@@ -13,8 +13,6 @@ import (
 type LedgerState interface {
 	// Nodes returns the nodes by name.
 	Nodes() []ledger.Node
-	// ChangesSince returns the nodes that have changed since a revision, see ledger.Ledger.
-	ChangesSince(revision uint64) ledger.Changes
 	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
 	AwaitedIdleRatio() float64
 	// Stranded returns the memory that is free, but that no expected kind of pod can use.
