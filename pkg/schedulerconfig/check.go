@@ -1,7 +1,6 @@
 package schedulerconfig
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -67,22 +66,17 @@ type Options struct {
 const (
 	// defaultHTTPTimeout is kube-scheduler's default (k8s.io/kubernetes pkg/scheduler/extender.go, DefaultExtenderTimeout).
 	defaultHTTPTimeout = 5 * time.Second
-	// defaultInitialBackoff and defaultMaxBackoff are kube-scheduler's defaults in seconds
-	// (k8s.io/kubernetes pkg/scheduler/apis/config/v1/defaults.go).
-	defaultInitialBackoff, defaultMaxBackoff = 1, 10
+	// defaultMaxBackoff is kube-scheduler's default in seconds (k8s.io/kubernetes pkg/scheduler/apis/config/v1/defaults.go).
+	defaultMaxBackoff int64 = 10
 	// pluginScores is about the sum of kube-scheduler's own scores, scoreOfWeight the best of an extender with weight 1.
 	pluginScores, scoreOfWeight = 1200, 100
 )
 
-// Check returns the findings in a configuration, or nil if there are none.
+// Check returns the findings in a configuration, or nil if there are none. What has nothing to do with gpushare, kube-scheduler itself refuses at its start.
 func Check(config *schedulerv1.KubeSchedulerConfiguration, o Options) []Finding {
 	c := &check{Options: o, config: config}
-	c.general()
 	c.nodesToScore()
 	c.backoff()
-	c.profileNames()
-	c.profiles()
-	c.managedResources()
 	c.extenders()
 	return c.findings
 }
@@ -115,8 +109,6 @@ func (c *check) nodesToScore() {
 func (c *check) share(path *field.Path, share *int32, used bool) {
 	value := ptr.Deref(share, 0)
 	switch {
-	case value < 0 || value > 100:
-		c.add(Error, path, "%d: must be between 0 and 100", value)
 	case used && value < 100 && c.NodesToScore == 100:
 		c.add(Warning, path, "%d: with more than 100 nodes, kube-scheduler offers the extender only a part of them, so a pod can be rejected although "+
 			"another node has room, and stays pending until a retry; set 100, or the extender's --percentage-of-nodes-to-score to the same value", value)
@@ -126,77 +118,17 @@ func (c *check) share(path *field.Path, share *int32, used bool) {
 	}
 }
 
-// backoff checks the time before kube-scheduler retries a rejected pod.
+// backoff checks the longest time before kube-scheduler retries a rejected pod.
 func (c *check) backoff() {
-	initialPath, longestPath := field.NewPath("podInitialBackoffSeconds"), field.NewPath("podMaxBackoffSeconds")
-	initial, longest := int64(defaultInitialBackoff), int64(defaultMaxBackoff)
-	if given := c.config.PodInitialBackoffSeconds; given != nil {
-		initial = *given
-	}
-	if given := c.config.PodMaxBackoffSeconds; given != nil {
-		longest = *given
-	}
-	if initial <= 0 {
-		c.add(Error, initialPath, "%d: must be positive", initial)
-	}
-	hold := c.GangHold
-	misses := hold > 0 && longest >= int64(math.Ceil(hold.Seconds()))
-	switch {
-	case longest < initial:
-		c.add(Error, longestPath, "%d: must not be less than podInitialBackoffSeconds, %d", longest, initial)
+	path, hold := field.NewPath("podMaxBackoffSeconds"), c.GangHold
+	longest := ptr.Deref(c.config.PodMaxBackoffSeconds, defaultMaxBackoff)
+	switch misses := hold > 0 && longest >= int64(math.Ceil(hold.Seconds())); {
 	case misses && c.config.PodMaxBackoffSeconds == nil:
-		c.add(Warning, longestPath, "missing: the default of %d seconds is not less than --gang-hold, %v, so the bind of one member can time out "+
+		c.add(Warning, path, "missing: the default of %d seconds is not less than --gang-hold, %v, so the bind of one member can time out "+
 			"before the next member is tried; set 5", longest, hold)
 	case misses:
-		c.add(Warning, longestPath, "%d: not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried", longest, hold)
+		c.add(Warning, path, "%d: not less than --gang-hold, %v, so the bind of one member can time out before the next member is tried", longest, hold)
 	}
-}
-
-// profiles checks that kube-scheduler itself counts each node's GPU memory.
-func (c *check) profiles() {
-	group, _, _ := strings.Cut(string(protocol.ResourceMemory), "/")
-	for i := range c.config.Profiles {
-		if !countsResources(c.config.Profiles[i].Plugins) {
-			c.add(Warning, field.NewPath("profiles").Index(i).Child("plugins"), "the filter of %s is disabled: unless another plugin counts a node's GPU memory, "+
-				"kube-scheduler doesn't preempt for it; enable it", nodeResourcesFit)
-		}
-		for j, plugin := range c.config.Profiles[i].PluginConfig {
-			fit, ok := plugin.Args.Object.(*schedulerv1.NodeResourcesFitArgs)
-			if !ok {
-				continue
-			}
-			path := field.NewPath("profiles").Index(i).Child("pluginConfig").Index(j).Child("args")
-			const consequence = "kube-scheduler doesn't count a node's GPU memory, and doesn't preempt for it; remove %s"
-			if slices.Contains(fit.IgnoredResources, string(protocol.ResourceMemory)) {
-				c.add(Error, path.Child("ignoredResources"), consequence, protocol.ResourceMemory)
-			}
-			if slices.Contains(fit.IgnoredResourceGroups, group) {
-				c.add(Error, path.Child("ignoredResourceGroups"), consequence, group)
-			}
-		}
-	}
-}
-
-// nodeResourcesFit is the name of the plugin that counts a node's resources (k8s.io/kubernetes pkg/scheduler/framework/plugins/names).
-const nodeResourcesFit = "NodeResourcesFit"
-
-// countsResources reports whether the plugin that counts a node's resources filters. What a profile enables or disables for one extension point
-// precedes what it does for all.
-func countsResources(plugins *schedulerv1.Plugins) bool {
-	if plugins == nil {
-		return true
-	}
-	has := func(set []schedulerv1.Plugin, all string) bool {
-		return slices.ContainsFunc(set, func(p schedulerv1.Plugin) bool { return p.Name == nodeResourcesFit || p.Name == all })
-	}
-	filter, every := plugins.Filter, plugins.MultiPoint
-	switch {
-	case has(filter.Enabled, nodeResourcesFit):
-		return true
-	case has(filter.Disabled, "*"):
-		return false
-	}
-	return has(every.Enabled, nodeResourcesFit) || !has(every.Disabled, "*")
 }
 
 // extenders finds the entry for gpushare and checks all entries.
@@ -284,7 +216,6 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 			if resource.IgnoredByScheduler {
 				c.add(Error, path.Index(i).Child("ignoredByScheduler"), "true: kube-scheduler doesn't count a node's whole cards; set false")
 			}
-		case !isExtendedResource(resource.Name): // managedResources has reported it.
 		case resource.Name != string(protocol.ResourceMemory):
 			c.add(Warning, path.Index(i), "%s: the extender doesn't manage it, but kube-scheduler lets it bind pods that ask for it; remove "+
 				"the entry", resource.Name)
@@ -304,10 +235,6 @@ func (c *check) resources(path *field.Path, managed []schedulerv1.ExtenderManage
 // other checks the entry of another extender.
 func (c *check) other(path *field.Path, i, ours int) {
 	e, our := &c.config.Extenders[i], &c.config.Extenders[ours]
-	if e.PrioritizeVerb != "" && e.Weight <= 0 {
-		c.add(Error, path.Child("weight"), "%d: kube-scheduler rejects an extender that prioritizes without a positive weight; set one, or remove "+
-			"prioritizeVerb", e.Weight)
-	}
 	if e.BindVerb != "" {
 		c.add(Error, path.Child("bindVerb"), "%q: kube-scheduler accepts only one extender that binds, which is gpushare; remove it", e.BindVerb)
 	}
@@ -393,31 +320,8 @@ func (c *check) tls(path *field.Path, e *schedulerv1.Extender) {
 	case !hasCertificate:
 		c.add(Warning, path, "no client certificate: an extender with --client-ca-file rejects kube-scheduler's calls; set certFile and keyFile")
 	}
-	if len(config.CAData) > 0 && !x509.NewCertPool().AppendCertsFromPEM(config.CAData) {
-		c.add(Error, path.Child("caData"), "contains no PEM certificate")
-	}
 	c.certificate(path.Child("caData"), config.CAData, path.Child("caFile"), config.CAFile, false)
 	c.certificate(path.Child("certData"), config.CertData, path.Child("certFile"), config.CertFile, true)
-	c.pair(path, config)
-}
-
-// pair checks that kube-scheduler's certificate and key belong together. Data takes precedence over a file, which may not be on this machine.
-func (c *check) pair(path *field.Path, config *schedulerv1.ExtenderTLSConfig) {
-	certificate, key, certificateName, keyName := config.CertData, config.KeyData, "certData", "keyData"
-	if len(certificate) == 0 && config.CertFile != "" {
-		certificateName = "certFile"
-		certificate, _ = c.ReadFile(config.CertFile)
-	}
-	if len(key) == 0 && config.KeyFile != "" {
-		keyName = "keyFile"
-		key, _ = c.ReadFile(config.KeyFile)
-	}
-	if len(certificate) == 0 || len(key) == 0 {
-		return
-	}
-	if _, err := tls.X509KeyPair(certificate, key); err != nil {
-		c.add(Error, path.Child(certificateName), "can't be used with %s: %v", keyName, err)
-	}
 }
 
 // certificate checks the first certificate of data, or of the file if there is no data. client is true for kube-scheduler's own.
@@ -426,8 +330,12 @@ func (c *check) certificate(path *field.Path, data []byte, filePath *field.Path,
 		path = filePath
 		data, _ = c.ReadFile(file)
 	}
+	if len(data) == 0 {
+		return
+	}
 	block, _ := pem.Decode(data)
 	if block == nil {
+		c.add(Error, path, "contains no PEM certificate")
 		return
 	}
 	certificate, err := x509.ParseCertificate(block.Bytes)

@@ -76,101 +76,68 @@ type change struct {
 }
 
 var changes = map[string]change{
-	"valid":                             {},
-	"the shortest timeout":              {old: "15s", new: "14.001s"},
-	"groups switched off":               {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
-	"a slash at the URL's end":          {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
-	"no extender":                       {old: valid[strings.Index(valid, "extenders:"):], new: "", want: []string{"error: extenders"}},
-	"another extender alone":            {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
-	"an extender of something else":     {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
-	"two entries":                       {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
-	"no URL":                            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
-	"the port of the web page":          {old: "12345", new: "12346", options: func(o *Options) { o.PagePort = "12346" }, want: []string{"error: extenders[0].urlPrefix"}},
-	"no port":                           {old: ":12345", new: "", want: []string{"warning: extenders[0].urlPrefix"}},
-	"a URL of another kind":             {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
-	"a proxy":                           {options: func(o *Options) { o.Proxy = proxy("http://user:secret@proxy.example.com:3128") }, want: []string{"warning: extenders[0].urlPrefix"}},
-	"a proxy that is no address":        {options: func(o *Options) { o.Proxy = proxy("%") }, want: []string{"warning: extenders[0].urlPrefix"}},
-	"no filter verb":                    {old: "filterVerb: filter", new: "", want: []string{"error: extenders[0].filterVerb"}},
-	"a filter verb that is unknown":     {old: "filterVerb: filter", new: "filterVerb: predicates", want: []string{"error: extenders[0].filterVerb"}},
-	"no bind verb":                      {old: "bindVerb: bind", new: "", want: []string{"error: extenders[0].bindVerb"}},
-	"no preempt verb":                   {old: "preemptVerb: preempt", new: "", want: []string{"warning: extenders[0].preemptVerb"}},
-	"no prioritize verb":                {old: "prioritizeVerb: prioritize", new: "", want: []string{"warning: extenders[0].prioritizeVerb"}},
-	"no weight":                         {old: "weight: 100", new: "", want: []string{"error: extenders[0].weight"}, refused: true},
-	"little weight":                     {old: "weight: 100", new: "weight: 1", want: []string{"warning: extenders[0].weight"}},
-	"too short a timeout":               {old: "15s", new: "14s", want: []string{"error: extenders[0].httpTimeout"}},
-	"no timeout":                        {old: "httpTimeout: 15s", new: "", want: []string{"error: extenders[0].httpTimeout"}},
-	"slow binds":                        {options: func(o *Options) { o.BindTimeout = 5 * time.Second }, want: []string{"error: extenders[0].httpTimeout"}},
-	"whole nodes":                       {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
-	"ignorable":                         {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
-	"no managed resources":              {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
-	"another managed resource":          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
-	"cores":                             {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage"},
-	"cores ignored by the scheduler":    {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
-	"ignored by the scheduler":          {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
-	"a sample of the nodes":             {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
-	"kube-scheduler's own sample":       {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
-	"a sample that is expected":         {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
-	"a smaller sample":                  {old: "ToScore: 100", new: "ToScore: 9", want: []string{"warning: percentageOfNodesToScore"}, options: func(o *Options) { o.NodesToScore = 10 }},
-	"all nodes for a sample":            {options: func(o *Options) { o.NodesToScore = 10 }},
-	"more than all nodes":               {old: "ToScore: 100", new: "ToScore: 101", want: []string{"error: percentageOfNodesToScore"}, refused: true},
-	"a sample in one profile":           {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
-	"a sample that no profile uses":     {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
-	"the default back-off":              {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
-	"the default without groups":        {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
-	"a long back-off":                   {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
-	"the longest back-off of all":       {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 9223372036854775807", want: []string{"warning: podMaxBackoffSeconds"}},
-	"separators around":                 {old: valid, new: "%YAML 1.1\n---" + valid + "---\n# no more\n---\n"},
-	"a back-off below the initial":      {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 6", want: []string{"error: podMaxBackoffSeconds"}, refused: true},
-	"no back-off":                       {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 5\npodInitialBackoffSeconds: 0", want: []string{"error: podInitialBackoffSeconds"}, refused: true},
-	"sums that aren't counted":          {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [aliyun.com/gpu-mem], ignoredResourceGroups: [aliyun.com]}\nextenders:", want: []string{"error: profiles[0].pluginConfig[0].args.ignoredResources", "error: profiles[0].pluginConfig[0].args.ignoredResourceGroups"}},
-	"a plugin that is disabled":         {old: "extenders:", new: "profiles:\n- plugins: {multiPoint: {disabled: [{name: NodeResourcesFit}]}}\nextenders:", want: []string{"warning: profiles[0].plugins"}},
-	"a filter that is disabled":         {old: "extenders:", new: "profiles:\n- plugins: {filter: {disabled: [{name: NodeResourcesFit}]}}\nextenders:", want: []string{"warning: profiles[0].plugins"}},
-	"all filters are disabled":          {old: "extenders:", new: "profiles:\n- plugins: {filter: {disabled: [{name: '*'}], enabled: [{name: NodeName}]}}\nextenders:", want: []string{"warning: profiles[0].plugins"}},
-	"all plugins but this one":          {old: "extenders:", new: "profiles:\n- plugins: {multiPoint: {disabled: [{name: '*'}], enabled: [{name: NodeResourcesFit}, {name: PrioritySort}, {name: DefaultBinder}]}}\nextenders:"},
-	"a filter that is enabled again":    {old: "extenders:", new: "profiles:\n- plugins: {multiPoint: {disabled: [{name: NodeResourcesFit}]}, filter: {enabled: [{name: NodeResourcesFit}]}}\nextenders:"},
-	"a score that is disabled":          {old: "extenders:", new: "profiles:\n- plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:"},
-	"other plugins' arguments":          {old: "extenders:", new: "profiles:\n- pluginConfig:\n  - name: NodeResourcesFit\n    args: {ignoredResources: [example.com/fpga]}\n  - name: Own\n    args: {any: thing}\nextenders:"},
-	"a filter before":                   {old: "extenders:", new: "extenders:" + other + "filterVerb: filter"},
-	"an ignorable filter before":        {old: "extenders:", new: "extenders:" + other + "filterVerb: filter\n  ignorable: true", want: []string{"warning: extenders[0]"}},
-	"a filter after":                    {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "filterVerb: filter", want: []string{"warning: extenders[1]"}},
-	"scores after":                      {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "prioritizeVerb: prioritize\n  weight: 1"},
-	"another binder":                    {old: "extenders:", new: "extenders:" + other + "bindVerb: bind", want: []string{"error: extenders[0].bindVerb"}, refused: true},
-	"a Service's name":                  {old: "127.0.0.1", new: "gpushare-extender.kube-system.svc", want: []string{"warning: extenders[0].urlPrefix", "warning: extenders[0].urlPrefix"}},
-	"plain HTTP to elsewhere":           {old: "127.0.0.1", new: "10.96.0.15", want: []string{"warning: extenders[0].urlPrefix"}},
-	"TLS settings without TLS":          {old: "weight: 100", new: "weight: 100\n  enableHTTPS: true", want: []string{"warning: extenders[0].tlsConfig"}},
-	"TLS":                               {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt, keyFile: key}"},
-	"TLS without anything":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{}", want: []string{"warning: extenders[0].tlsConfig", "warning: extenders[0].tlsConfig"}},
-	"TLS without a check":               {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
-	"a CA that isn't used":              {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
-	"a certificate without its key":     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
-	"an invalid CA":                     {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
-	"an invalid certificate":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
-	"the system's CAs, without more":    {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
-	"a resource twice":                  {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-mem", want: []string{"error: extenders[0].managedResources[1].name"}, refused: true},
-	"a resource of two extenders":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "managedResources: [{name: aliyun.com/gpu-mem}]", want: []string{"error: extenders[1].managedResources[0].name", "error: extenders[1]"}, refused: true},
-	"another resource of two extenders": {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: example.com/a}]" + other + "managedResources: [{name: example.com/a}]", want: []string{"error: extenders[1].managedResources[0].name"}, refused: true},
-	"a resource without a domain":       {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: gpu", want: []string{"error: extenders[0].managedResources[1].name"}, refused: true},
-	"a resource of Kubernetes":          {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: kubernetes.io/gpu}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
-	"a quota's name for a resource":     {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: requests.example.com/a}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
-	"a resource that is no name":        {old: "extenders:", new: "extenders:" + other + "managedResources: [{name: example.com/a b}]", want: []string{"error: extenders[0].managedResources[0].name"}, refused: true},
-	"whole cards, for groups":           {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu"},
-	"whole cards that aren't counted":   {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
-	"scores without a weight":           {old: "extenders:", new: "extenders:" + other + "prioritizeVerb: prioritize", want: []string{"error: extenders[0].weight"}, refused: true},
-	"a lock of endpoints":               {old: "extenders:", new: "leaderElection: {resourceLock: endpoints}\nextenders:", want: []string{"error: leaderElection.resourceLock"}, refused: true},
-	"a lock that isn't used":            {old: "extenders:", new: "leaderElection: {leaderElect: false, resourceLock: endpoints}\nextenders:"},
-	"leader election":                   {old: "extenders:", new: "leaderElection: {leaderElect: true, resourceLock: leases, leaseDuration: 30s}\nextenders:"},
-	"a short lease":                     {old: "extenders:", new: "leaderElection: {leaseDuration: 5s}\nextenders:", want: []string{"error: leaderElection.leaseDuration"}, refused: true},
-	"a negative retry period":           {old: "extenders:", new: "leaderElection: {retryPeriod: -1s}\nextenders:", want: []string{"error: leaderElection.retryPeriod"}, refused: true},
-	"a negative burst":                  {old: "extenders:", new: "clientConnection: {burst: -1}\nextenders:", want: []string{"error: clientConnection.burst"}, refused: true},
-	"no parallelism":                    {old: "extenders:", new: "parallelism: 0\nextenders:", want: []string{"error: parallelism"}, refused: true},
-	"two profiles":                      {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: b}]\nextenders:"},
-	"two profiles of one name":          {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: a}]\nextenders:", want: []string{"error: profiles[1].schedulerName"}, refused: true},
-	"two profiles without names":        {old: "extenders:", new: "profiles: [{}, {}]\nextenders:", want: []string{"error: profiles[0].schedulerName", "error: profiles[1].schedulerName"}, refused: true},
-	"one profile without a name":        {old: "extenders:", new: "profiles: [{}]\nextenders:"},
-	"one profile with an empty name":    {old: "extenders:", new: "profiles: [{schedulerName: \"\"}]\nextenders:", want: []string{"error: profiles[0].schedulerName"}, refused: true},
-	"arguments twice":                   {old: "extenders:", new: "profiles: [{pluginConfig: [{name: NodeAffinity, args: {}}, {name: NodeAffinity, args: {}}]}]\nextenders:", want: []string{"error: profiles[0].pluginConfig[1]"}, refused: true},
-	"two queues":                        {old: "extenders:", new: "profiles: [{schedulerName: a}, {schedulerName: b, plugins: {queueSort: {enabled: [{name: Other}], disabled: [{name: \"*\"}]}}}]\nextenders:", want: []string{"error: profiles[1].plugins.queueSort"}, refused: true},
-	"a percentage that no profile uses": {old: "ToScore: 100", new: "ToScore: 101\nprofiles: [{percentageOfNodesToScore: 100}]", want: []string{"error: percentageOfNodesToScore"}, refused: true},
+	"valid":                           {},
+	"the shortest timeout":            {old: "15s", new: "14.001s"},
+	"groups switched off":             {old: "15s", new: "5s", options: func(o *Options) { o.GangHold = 0 }},
+	"a slash at the URL's end":        {old: "gpushare-scheduler", new: "gpushare-scheduler/"},
+	"no extender":                     {old: valid[strings.Index(valid, "extenders:"):], new: "", want: []string{"error: extenders"}},
+	"another extender alone":          {old: "12345/gpushare-scheduler", new: "12345/other\n  #", want: []string{"error: extenders[0].urlPrefix"}},
+	"an extender of something else":   {old: valid[strings.Index(valid, "- urlPrefix"):], new: "- urlPrefix: http://127.0.0.1/other\n", want: []string{"error: extenders"}},
+	"two entries":                     {old: "extenders:", new: "extenders:\n- urlPrefix: http://127.0.0.1:2/gpushare-scheduler\n  filterVerb: filter", want: []string{"error: extenders[1]", "warning: extenders[0].prioritizeVerb", "error: extenders[0].bindVerb", "warning: extenders[0].preemptVerb", "error: extenders[0].httpTimeout", "warning: extenders[0].nodeCacheCapable", "error: extenders[0].managedResources"}},
+	"no URL":                          {old: "http://127.0.0.1:12345/gpushare-scheduler", new: `""`, want: []string{"error: extenders[0].urlPrefix"}},
+	"the port of the web page":        {old: "12345", new: "12346", options: func(o *Options) { o.PagePort = "12346" }, want: []string{"error: extenders[0].urlPrefix"}},
+	"no port":                         {old: ":12345", new: "", want: []string{"warning: extenders[0].urlPrefix"}},
+	"a URL of another kind":           {old: "http:", new: "ftp:", want: []string{"error: extenders[0].urlPrefix"}},
+	"a proxy":                         {options: func(o *Options) { o.Proxy = proxy("http://user:secret@proxy.example.com:3128") }, want: []string{"warning: extenders[0].urlPrefix"}},
+	"a proxy that is no address":      {options: func(o *Options) { o.Proxy = proxy("%") }, want: []string{"warning: extenders[0].urlPrefix"}},
+	"no filter verb":                  {old: "filterVerb: filter", new: "", want: []string{"error: extenders[0].filterVerb"}},
+	"a filter verb that is unknown":   {old: "filterVerb: filter", new: "filterVerb: predicates", want: []string{"error: extenders[0].filterVerb"}},
+	"no bind verb":                    {old: "bindVerb: bind", new: "", want: []string{"error: extenders[0].bindVerb"}},
+	"no preempt verb":                 {old: "preemptVerb: preempt", new: "", want: []string{"warning: extenders[0].preemptVerb"}},
+	"no prioritize verb":              {old: "prioritizeVerb: prioritize", new: "", want: []string{"warning: extenders[0].prioritizeVerb"}},
+	"no weight":                       {old: "weight: 100", new: "", want: []string{"error: extenders[0].weight"}, refused: true},
+	"little weight":                   {old: "weight: 100", new: "weight: 1", want: []string{"warning: extenders[0].weight"}},
+	"too short a timeout":             {old: "15s", new: "14s", want: []string{"error: extenders[0].httpTimeout"}},
+	"no timeout":                      {old: "httpTimeout: 15s", new: "", want: []string{"error: extenders[0].httpTimeout"}},
+	"slow binds":                      {options: func(o *Options) { o.BindTimeout = 5 * time.Second }, want: []string{"error: extenders[0].httpTimeout"}},
+	"whole nodes":                     {old: "nodeCacheCapable: true", new: "", want: []string{"warning: extenders[0].nodeCacheCapable"}},
+	"ignorable":                       {old: "nodeCacheCapable: true", new: "nodeCacheCapable: true\n  ignorable: true", want: []string{"error: extenders[0].ignorable"}},
+	"no managed resources":            {old: "managedResources:\n  - name: aliyun.com/gpu-mem", new: "", want: []string{"error: extenders[0].managedResources"}},
+	"another managed resource":        {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: example.com/fpga", want: []string{"warning: extenders[0].managedResources[1]"}},
+	"cores":                           {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage"},
+	"cores ignored by the scheduler":  {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: aliyun.com/gpu-core.percentage\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
+	"ignored by the scheduler":        {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[0].ignoredByScheduler"}},
+	"a sample of the nodes":           {old: "ToScore: 100", new: "ToScore: 99", want: []string{"warning: percentageOfNodesToScore"}},
+	"kube-scheduler's own sample":     {old: "percentageOfNodesToScore: 100", new: "", want: []string{"warning: percentageOfNodesToScore"}},
+	"a sample that is expected":       {old: "ToScore: 100", new: "ToScore: 20", options: func(o *Options) { o.NodesToScore = 10 }},
+	"a smaller sample":                {old: "ToScore: 100", new: "ToScore: 9", want: []string{"warning: percentageOfNodesToScore"}, options: func(o *Options) { o.NodesToScore = 10 }},
+	"all nodes for a sample":          {options: func(o *Options) { o.NodesToScore = 10 }},
+	"a sample in one profile":         {old: "extenders:", new: "profiles:\n- schedulerName: a\n- schedulerName: b\n  percentageOfNodesToScore: 0\nextenders:", want: []string{"warning: profiles[1].percentageOfNodesToScore"}},
+	"a sample that no profile uses":   {old: "percentageOfNodesToScore: 100", new: "profiles:\n- schedulerName: a\n  percentageOfNodesToScore: 100"},
+	"the default back-off":            {old: "podMaxBackoffSeconds: 5", new: "", want: []string{"warning: podMaxBackoffSeconds"}},
+	"the default without groups":      {old: "podMaxBackoffSeconds: 5", new: "", options: func(o *Options) { o.GangHold = 0 }},
+	"a long back-off":                 {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 11", want: []string{"warning: podMaxBackoffSeconds"}},
+	"the longest back-off of all":     {old: "podMaxBackoffSeconds: 5", new: "podMaxBackoffSeconds: 9223372036854775807", want: []string{"warning: podMaxBackoffSeconds"}},
+	"separators around":               {old: valid, new: "%YAML 1.1\n---" + valid + "---\n# no more\n---\n"},
+	"a filter before":                 {old: "extenders:", new: "extenders:" + other + "filterVerb: filter"},
+	"an ignorable filter before":      {old: "extenders:", new: "extenders:" + other + "filterVerb: filter\n  ignorable: true", want: []string{"warning: extenders[0]"}},
+	"a filter after":                  {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "filterVerb: filter", want: []string{"warning: extenders[1]"}},
+	"scores after":                    {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "prioritizeVerb: prioritize\n  weight: 1"},
+	"another binder":                  {old: "extenders:", new: "extenders:" + other + "bindVerb: bind", want: []string{"error: extenders[0].bindVerb"}, refused: true},
+	"a Service's name":                {old: "127.0.0.1", new: "gpushare-extender.kube-system.svc", want: []string{"warning: extenders[0].urlPrefix", "warning: extenders[0].urlPrefix"}},
+	"plain HTTP to elsewhere":         {old: "127.0.0.1", new: "10.96.0.15", want: []string{"warning: extenders[0].urlPrefix"}},
+	"TLS settings without TLS":        {old: "weight: 100", new: "weight: 100\n  enableHTTPS: true", want: []string{"warning: extenders[0].tlsConfig"}},
+	"TLS":                             {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt, keyFile: key}"},
+	"TLS without anything":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{}", want: []string{"warning: extenders[0].tlsConfig", "warning: extenders[0].tlsConfig"}},
+	"TLS without a check":             {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, certFile: crt, keyFile: key}", want: []string{"warning: extenders[0].tlsConfig"}},
+	"a CA that isn't used":            {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{insecure: true, caFile: ca, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.insecure"}},
+	"a certificate without its key":   {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certFile: crt}", want: []string{"error: extenders[0].tlsConfig"}},
+	"an invalid CA":                   {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caData: aGVsbG8=, certFile: crt, keyFile: key}", want: []string{"error: extenders[0].tlsConfig.caData"}},
+	"an invalid certificate":          {old: "http://127.0.0.1:12345/gpushare-scheduler", new: encrypted + "{caFile: ca, certData: aGVsbG8=, keyData: aGVsbG8=}", want: []string{"error: extenders[0].tlsConfig.certData"}},
+	"the system's CAs, without more":  {old: "http://127.0.0.1:12345/gpushare-scheduler", new: strings.Replace(encrypted, "enableHTTPS: true", "enableHTTPS: false", 1) + "{certFile: crt, keyFile: key}"},
+	"a resource of two extenders":     {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem" + other + "managedResources: [{name: aliyun.com/gpu-mem}]", want: []string{"error: extenders[1]"}, refused: true},
+	"whole cards, for groups":         {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu"},
+	"whole cards that aren't counted": {old: "aliyun.com/gpu-mem", new: "aliyun.com/gpu-mem\n  - name: nvidia.com/gpu\n    ignoredByScheduler: true", want: []string{"error: extenders[0].managedResources[1].ignoredByScheduler"}},
 }
 
 func TestCheck(t *testing.T) {
@@ -234,38 +201,6 @@ func TestCertificates(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestKeyFiles: files on this machine that don't belong together are an error.
-func TestKeyFiles(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name string, text []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	crt, key := certificate(t, "kube-scheduler", options.Now, options.Now.Add(time.Hour))
-	_, another := certificate(t, "kube-scheduler", options.Now, options.Now.Add(time.Hour))
-	certFile, keyFile, anotherFile := write("tls.crt", crt), write("tls.key", key), write("another.key", another)
-	for name, test := range map[string]struct{ crt, key, want string }{
-		"a pair":                      {certFile, keyFile, ""},
-		"files that aren't here":      {"none.crt", "none.key", ""},
-		"the key of another":          {certFile, anotherFile, "error: extenders[0].tlsConfig.certFile: can't be used with keyFile: tls: private key does not match public key"},
-		"a file that isn't PEM":       {write("garbage", []byte("garbage")), keyFile, "error: extenders[0].tlsConfig.certFile: can't be used with keyFile: tls: failed to find any PEM data"},
-		"the two files in each other": {keyFile, certFile, "error: extenders[0].tlsConfig.certFile: can't be used"},
-	} {
-		c := &check{Options: options}
-		c.tls(field.NewPath("extenders").Index(0), &schedulerv1.Extender{TLSConfig: &schedulerv1.ExtenderTLSConfig{CAFile: "none", CertFile: test.crt, KeyFile: test.key}})
-		got := ""
-		for _, finding := range c.findings {
-			got += finding.String() + "\n"
-		}
-		if test.want == "" && got != "" || !strings.Contains(got, test.want) {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
 	}
 }
 
