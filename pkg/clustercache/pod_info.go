@@ -137,9 +137,8 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	}
 	if !p.TooLarge {
 		p.Conflicts = conflictsOf(&pod.Spec)
-		var found bool
-		p.RequestProblem, found = diagnosis.RequestProblem(pod)
-		if !found {
+		p.RequestProblem = diagnosis.RequestProblem(pod)
+		if p.RequestProblem == "" {
 			p.RequestProblem = diagnosis.UnservedRequest(pod)
 			p.Unserved = p.RequestProblem != ""
 		}

@@ -28,8 +28,6 @@ func newNodeFigures(nodes []Node) nodeFigures {
 // figures are what the search for room reads of a node for each request. They are computed once.
 type figures struct {
 	totals placement.Totals
-	// piece, free and largest are MostFree, FreeHealthy and Largest of the totals in bytes, to compare nodes with different units.
-	piece, free, largest uint64
 	// spare is what kube-scheduler counts as free on the node; the greatest amount if the node doesn't report its allocatable memory.
 	spare gpu.Memory
 	// after are the cards once the terminating pods have ended; nil if no pod is terminating.
@@ -42,11 +40,7 @@ type cardsAfter struct {
 }
 
 func newFigures(n *Node) figures {
-	totals := placement.Sum(n.Cards)
-	f := figures{
-		totals: totals, piece: n.Unit.Bytes(totals.MostFree), free: n.Unit.Bytes(totals.FreeHealthy), largest: n.Unit.Bytes(totals.Largest),
-		spare: math.MaxInt64,
-	}
+	f := figures{totals: placement.Sum(n.Cards), spare: math.MaxInt64}
 	if allocatable, known := n.allocatable(); known {
 		f.spare = allocatable.Sub(n.Requested)
 	}

@@ -1,6 +1,7 @@
 package diagnosis_test
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -13,12 +14,9 @@ import (
 func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
-			problem, found := diagnosis.RequestProblem(m.Subject())
-			if unserved := diagnosis.UnservedRequest(m.Subject()); !found && unserved != "" {
-				problem, found = unserved, true
-			}
+			problem := cmp.Or(diagnosis.RequestProblem(m.Subject()), diagnosis.UnservedRequest(m.Subject()))
 			got := diagnosis.Diagnosis{Message: problem}
-			if !found {
+			if problem == "" {
 				got = m.Diagnose()
 			}
 			check.Equal(t, "the result", m.Want(), got)

@@ -13,42 +13,38 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// RequestProblem returns why a pod runs, or waits, without the GPU memory that its owner seems to want; false if nothing
+// RequestProblem returns why a pod runs, or waits, without the GPU memory that its owner seems to want; empty if nothing
 // looks like a mistake. kube-scheduler and the kubelet accept such pods: a resource that no node has, the amount 0,
 // gpu-count alone, or a key in a place where nothing reads it. The pod may be pending, running or ended.
-func RequestProblem(pod *corev1.Pod) (problem string, found bool) {
-	problem, found = misspelledResource(pod)
-	if found {
-		return problem, true
+func RequestProblem(pod *corev1.Pod) string {
+	if problem := misspelledResource(pod); problem != "" {
+		return problem
 	}
 	switch memory := protocol.PodRequest(pod); {
 	case memory > 0:
-		problem, found = misplacedCount(pod)
-		if found {
-			return problem, true
-		}
-		if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
-			return fmt.Sprintf("%s is an annotation of the pod, and must be a label of the pod: the pod gets no adapter", protocol.LabelRDMA), true
-		}
-		for _, key := range slices.Sorted(maps.Keys(pod.Labels)) {
-			_, isLimit := protocol.LimitedContainer(key)
-			if _, annotated := pod.Annotations[key]; isLimit && !annotated {
-				return key + " is a label of the pod, and must be an annotation: it limits no container", true
-			}
-		}
-		return misplacedGroup(pod)
+		return cmp.Or(misplacedCount(pod), misplacedKey(pod), misplacedGroup(pod))
 	case names(pod, protocol.ResourceMemory):
-		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory), true
+		return fmt.Sprintf("the pod asks for 0 of %s, so it gets no card", protocol.ResourceMemory)
 	case names(pod, protocol.ResourceCount):
-		return fmt.Sprintf("%s alone reserves neither memory nor a card: ask for %s", protocol.ResourceCount, protocol.ResourceMemory), true
+		return fmt.Sprintf("%s alone reserves neither memory nor a card: ask for %s", protocol.ResourceCount, protocol.ResourceMemory)
 	case names(pod, protocol.ResourceCores):
-		return fmt.Sprintf("%s alone gives the pod no card: ask for %s too", protocol.ResourceCores, protocol.ResourceMemory), true
+		return fmt.Sprintf("%s alone gives the pod no card: ask for %s too", protocol.ResourceCores, protocol.ResourceMemory)
 	}
-	problem, found = fractionOfKAI(pod)
-	if found {
-		return problem, true
+	return cmp.Or(fractionOfKAI(pod), misplacedRequest(pod))
+}
+
+// misplacedKey reports labels that must be annotations and annotations that must be labels, apart from those of groups.
+func misplacedKey(pod *corev1.Pod) string {
+	if _, annotation := pod.Annotations[protocol.LabelRDMA]; annotation && pod.Labels[protocol.LabelRDMA] == "" {
+		return fmt.Sprintf("%s is an annotation of the pod, and must be a label of the pod: the pod gets no adapter", protocol.LabelRDMA)
 	}
-	return misplacedRequest(pod)
+	for _, key := range slices.Sorted(maps.Keys(pod.Labels)) {
+		_, isLimit := protocol.LimitedContainer(key)
+		if _, annotated := pod.Annotations[key]; isLimit && !annotated {
+			return key + " is a label of the pod, and must be an annotation: it limits no container"
+		}
+	}
+	return ""
 }
 
 // foreignResources are resources of other systems that share GPUs, by which one asks here. Their schedulers serve them.
@@ -70,14 +66,14 @@ var foreignResources = map[string]struct {
 const inUnits = ", a number of units of GPU memory (GiB, unless the administrator configured another unit)"
 
 // fractionOfKAI reports the annotations by which one asks KAI Scheduler for a part of a card, on a pod of another scheduler.
-func fractionOfKAI(pod *corev1.Pod) (problem string, found bool) {
+func fractionOfKAI(pod *corev1.Pod) string {
 	for _, key := range []string{"gpu-fraction", "gpu-memory"} {
 		if _, has := pod.Annotations[key]; has && pod.Spec.SchedulerName != "kai-scheduler" {
 			return fmt.Sprintf("the annotation %s is of KAI Scheduler, and gpushare doesn't read it: ask for %s in resources.limits of a container%s",
-				key, protocol.ResourceMemory, inUnits), true
+				key, protocol.ResourceMemory, inUnits)
 		}
 	}
-	return "", false
+	return ""
 }
 
 // OffersWholeCards reports whether one of the nodes offers whole cards (nvidia.com/gpu, for example).
@@ -104,14 +100,14 @@ func UnservedRequest(pod *corev1.Pod) (problem string) {
 }
 
 // misspelledResource returns the first resource that looks like one of ours, and is not.
-func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
+func misspelledResource(pod *corev1.Pod) string {
 	for _, containers := range [...][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
 			var unknown []string
 			for _, list := range [...]corev1.ResourceList{containers[i].Resources.Limits, containers[i].Resources.Requests} {
 				for name := range list {
 					foreign, known := foreignResources[string(name)]
-					if known && pod.Spec.SchedulerName != foreign.scheduler || !known && looksLikeOurs(string(name)) {
+					if _, looks := looksLikeOurs(string(name)); looks || known && pod.Spec.SchedulerName != foreign.scheduler {
 						unknown = append(unknown, string(name))
 					}
 				}
@@ -119,74 +115,39 @@ func misspelledResource(pod *corev1.Pod) (problem string, found bool) {
 			if len(unknown) > 0 {
 				name := slices.Min(unknown)
 				text := fmt.Sprintf("container %s asks for %s, which gpushare doesn't know", containers[i].Name, name)
-				foreign := foreignResources[name]
-				if meant := cmp.Or(string(foreign.ours), nearest(name)); meant != "" {
-					text += ": write " + meant
+				foreign := foreignResources[name].ours
+				nearest, _ := looksLikeOurs(name)
+				if meant := cmp.Or(foreign, nearest); meant != "" {
+					text += ": write " + string(meant)
 				}
-				if foreign.ours == protocol.ResourceMemory {
+				if foreign == protocol.ResourceMemory {
 					text += inUnits
 				}
-				return text, true
+				return text
 			}
 		}
 	}
-	return "", false
+	return ""
 }
-
-const ourDomain = "aliyun.com/"
 
 // ours are our resources.
 var ours = []corev1.ResourceName{protocol.ResourceMemory, protocol.ResourceCount, protocol.ResourceCores}
 
-// looksLikeOurs reports whether the resource is not ours, but is in our domain and about GPUs, or has nearly the same name.
-func looksLikeOurs(name string) bool {
-	if slices.Contains(ours, corev1.ResourceName(name)) || !strings.Contains(strings.ToLower(name), "gpu") {
-		return false
+// looksLikeOurs reports whether the resource is not ours, but about GPUs, and in a domain that may be a misspelling of ours. meant is the resource of
+// ours that its name says; empty if it says none.
+func looksLikeOurs(resource string) (meant corev1.ResourceName, looks bool) {
+	domain, name, _ := strings.Cut(strings.ToLower(resource), "/")
+	switch {
+	case slices.Contains(ours, corev1.ResourceName(resource)), !strings.HasPrefix(domain, "ali"), !strings.Contains(name, "gpu"):
+		return "", false
+	case strings.Contains(name, "core"):
+		return protocol.ResourceCores, true
+	case strings.Contains(name, "count"):
+		return protocol.ResourceCount, true
+	case strings.Contains(name, "mem"), name == "gpu":
+		return protocol.ResourceMemory, true
 	}
-	return strings.HasPrefix(strings.ToLower(name), ourDomain) || nearest(name) != ""
-}
-
-// nearest returns the resource of ours that the name is a misspelling of; empty if it is too different from all.
-func nearest(name string) string {
-	const mistakes = 4
-	name = strings.ToLower(name)
-	if strings.HasPrefix(name, ourDomain+"gpu-core") {
-		return string(protocol.ResourceCores) // "gpu-core" is nearer to "gpu-count".
-	}
-	meant, least := "", mistakes+1
-	for _, resource := range ours {
-		if longer := len(name) - len(resource); max(longer, -longer) > mistakes {
-			continue // A pod can name thousands of resources with long names.
-		}
-		if d := distance(name, string(resource)); d < least {
-			meant, least = string(resource), d
-		}
-	}
-	if meant == "" && strings.HasPrefix(name, ourDomain+"gpu") && strings.Contains(name, "mem") {
-		meant = string(protocol.ResourceMemory) // As in "aliyun.com/gpu-memory-mib".
-	}
-	return meant
-}
-
-// distance is the number of letters to insert, remove or replace (Levenshtein) to get one text from the other.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replace := diagonal
-			if a[i] != b[j] {
-				replace++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replace, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
+	return "", true
 }
 
 // limitRanger is the annotation in which the API server lists what it set from the defaults of LimitRanges (k8s.io/kubernetes
@@ -210,25 +171,25 @@ func names(pod *corev1.Pod, resource corev1.ResourceName) bool {
 }
 
 // misplacedRequest reports a resource of ours that is an annotation or a label of a pod that asks for none, and labels that say more about a request.
-func misplacedRequest(pod *corev1.Pod) (problem string, found bool) {
+func misplacedRequest(pod *corev1.Pod) string {
 	if _, label := pod.Labels[protocol.LabelCount]; label {
-		return fmt.Sprintf("the label %s alone reserves nothing: ask for %s", protocol.LabelCount, protocol.ResourceMemory), true
+		return fmt.Sprintf("the label %s alone reserves nothing: ask for %s", protocol.LabelCount, protocol.ResourceMemory)
 	}
 	if _, label := pod.Labels[protocol.LabelRDMA]; label {
-		return fmt.Sprintf("the label %s alone gives the pod neither a card nor an adapter: ask for %s", protocol.LabelRDMA, protocol.ResourceMemory), true
+		return fmt.Sprintf("the label %s alone gives the pod neither a card nor an adapter: ask for %s", protocol.LabelRDMA, protocol.ResourceMemory)
 	}
 	for _, name := range ours {
 		if kind := kindOf(pod, string(name)); kind != "" {
-			return fmt.Sprintf("%s is %s of the pod, where it has no effect: it belongs to resources.limits of a container", name, kind), true
+			return fmt.Sprintf("%s is %s of the pod, where it has no effect: it belongs to resources.limits of a container", name, kind)
 		}
 	}
-	return "", false
+	return ""
 }
 
 // misplacedCount reports a number of cards that is not a label of a pod that asks for GPU memory.
-func misplacedCount(pod *corev1.Pod) (problem string, found bool) {
+func misplacedCount(pod *corev1.Pod) string {
 	if _, label := pod.Labels[protocol.LabelCount]; label {
-		return "", false
+		return ""
 	}
 	kind := ""
 	if _, annotation := pod.Annotations[protocol.LabelCount]; annotation {
@@ -241,35 +202,35 @@ func misplacedCount(pod *corev1.Pod) (problem string, found bool) {
 		}
 	}
 	if kind == "" {
-		return "", false
+		return ""
 	}
-	return fmt.Sprintf("%s is %s, and must be a label of the pod: the pod gets one card", protocol.LabelCount, kind), true
+	return fmt.Sprintf("%s is %s, and must be a label of the pod: the pod gets one card", protocol.LabelCount, kind)
 }
 
 // misplacedGroup reports keys by which the pod should be in a group, but which don't put it into one: annotations that are labels, labels that
 // are annotations, and keys that have no effect alone.
-func misplacedGroup(pod *corev1.Pod) (problem string, found bool) {
+func misplacedGroup(pod *corev1.Pod) string {
 	if protocol.InGroup(pod) {
-		return "", false // GroupOf names the key.
+		return "" // GroupOf names the key.
 	}
 	for _, key := range []string{protocol.AnnotationGroupName, protocol.AnnotationGroupSize} {
 		if _, label := pod.Labels[key]; label {
-			return key + " is a label of the pod, and must be an annotation: the pod is in no group", true
+			return key + " is a label of the pod, and must be an annotation: the pod is in no group"
 		}
 	}
 	for _, key := range []string{protocol.LabelGroupName, protocol.LabelGroupSize} {
 		if _, annotation := pod.Annotations[key]; annotation {
-			return key + " is an annotation of the pod, and must be a label: the pod is in no group", true
+			return key + " is an annotation of the pod, and must be a label: the pod is in no group"
 		}
 	}
 	if key := protocol.PodGroupLabel(pod); key != "" {
 		return fmt.Sprintf("label %s names a PodGroup that gpushare doesn't read: the pod is in no group unless annotation %s says how many members it has",
-			key, protocol.AnnotationGroupSize), true
+			key, protocol.AnnotationGroupSize)
 	}
 	if _, named := pod.Annotations[protocol.AnnotationGroupLabel]; named {
-		return fmt.Sprintf("annotation %s has no effect without %s: the pod is in no group", protocol.AnnotationGroupLabel, protocol.AnnotationGroupName), true
+		return fmt.Sprintf("annotation %s has no effect without %s: the pod is in no group", protocol.AnnotationGroupLabel, protocol.AnnotationGroupName)
 	}
-	return "", false
+	return ""
 }
 
 // kindOf returns "an annotation" or "a label" if the pod has one with the key, else an empty string.

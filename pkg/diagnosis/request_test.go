@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,38 +11,29 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// A resource is taken for one of ours if few letters differ, and never a common one of other vendors.
-func TestNearest(t *testing.T) {
-	for name, want := range map[string]string{
-		"aliyun.com/gpumem":              "aliyun.com/gpu-mem",
-		"aliyun.com/gpu_mem":             "aliyun.com/gpu-mem",
-		"aliyun.com/GPU-MEM":             "aliyun.com/gpu-mem",
-		"aliyun.com/gpu":                 "aliyun.com/gpu-mem",
-		"aliyun.com/gpu-memory-mib":      "aliyun.com/gpu-mem",
-		"aliyun.com/gpucount":            "aliyun.com/gpu-count",
-		"aliyun.io/gpu-mem":              "aliyun.com/gpu-mem",
-		"alibaba.com/gpu-mem":            "aliyun.com/gpu-mem",
-		"aliyun.com/gpu-core.percentage": "aliyun.com/gpu-core.percentage",
-		"aliyun.com/gpu-core":            "aliyun.com/gpu-core.percentage",
-		"aliyun.com/gpu-cores":           "aliyun.com/gpu-core.percentage",
-		"nvidia.com/gpu":                 "",
-		"nvidia.com/gpu.shared":          "",
-		"nvidia.com/gpumem":              "",
-		"amd.com/gpu":                    "",
-		"gpu.intel.com/i915":             "",
-		"example.com/gpu-mem":            "",
+// A resource is taken for one of ours by what its name says, and never a common one of other vendors.
+func TestLooksLikeOurs(t *testing.T) {
+	for name, want := range map[string]corev1.ResourceName{
+		"aliyun.com/gpumem":         protocol.ResourceMemory,
+		"aliyun.com/GPU-MEM":        protocol.ResourceMemory,
+		"aliyun.com/gpu":            protocol.ResourceMemory,
+		"aliyun.com/gpu-memory-mib": protocol.ResourceMemory,
+		"aliyun.com/gpucount":       protocol.ResourceCount,
+		"aliyun.io/gpu-mem":         protocol.ResourceMemory,
+		"alibaba.com/gpu-mem":       protocol.ResourceMemory,
+		"aliyun.com/gpu-cores":      protocol.ResourceCores,
+		"aliyun.com/gpu-profile":    "",
 	} {
-		if got := nearest(name); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
+		if got, looks := looksLikeOurs(name); got != want || !looks {
+			t.Errorf("%s: %q, %v, want %q", name, got, looks, want)
 		}
 	}
-}
-
-// Names that are much longer than ours are not compared letter by letter: a pod can name thousands of resources.
-func TestNearestOfLongName(t *testing.T) {
-	name := strings.Repeat("a", 240) + ".com/gpu"
-	if allocations := testing.AllocsPerRun(10, func() { nearest(name) }); allocations > 0 {
-		t.Errorf("%v tables of letters were made", allocations)
+	for _, name := range []string{
+		"aliyun.com/gpu-core.percentage", "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpumem", "amd.com/gpu", "gpu.intel.com/i915", "example.com/gpu-mem",
+	} {
+		if got, looks := looksLikeOurs(name); looks {
+			t.Errorf("%s: taken for %q", name, got)
+		}
 	}
 }
 
@@ -73,7 +63,7 @@ func TestNoRequestProblem(t *testing.T) {
 		"the amount also as an annotation": named,
 		"0 by a LimitRange's default":      byDefault,
 	} {
-		if problem, found := RequestProblem(pod); found {
+		if problem := RequestProblem(pod); problem != "" {
 			t.Errorf("%s: %s", what, problem)
 		}
 	}

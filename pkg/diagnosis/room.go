@@ -148,14 +148,17 @@ func (d *Diagnoser) findRoom(pod *Pod) room {
 	if len(eligible.nodes) == 0 {
 		return room{reason: reasons.NoNode, message: "no node that shares GPU memory can take the pod" + eligible.excluded}
 	}
-	var sums summaries
+	sums := map[reasons.Reason]*summary{}
 	f := finding{demand: pod.Demand()}
 	for _, i := range eligible.nodes {
 		d.find(&f, i, pod)
-		sums.add(&f)
+		if sums[f.reason] == nil {
+			sums[f.reason] = &summary{reason: f.reason}
+		}
+		sums[f.reason].add(&f)
 	}
 	for _, reason := range cardReasons {
-		if s := sums.of(reason); s != nil {
+		if s := sums[reason]; s != nil {
 			return s.room(d.now, eligible.excluded)
 		}
 	}
@@ -294,14 +297,18 @@ func withUsed(cards []placement.Card, where gpu.Placement, change func(*placemen
 	return cards
 }
 
+// bytes returns an amount of the node in bytes, to compare nodes with different units.
+func (f *finding) bytes(memory gpu.Memory) uint64 { return f.node.Unit.Bytes(memory) }
+
 // compare compares what two nodes have free: first the number of cards with room, then the largest piece, then the sum.
 func (f *finding) compare(o *finding) int {
-	return cmp.Or(cmp.Compare(f.roomy, o.roomy), cmp.Compare(f.piece, o.piece), cmp.Compare(f.free, o.free))
+	return cmp.Or(cmp.Compare(f.roomy, o.roomy), cmp.Compare(f.bytes(f.totals.MostFree), o.bytes(o.totals.MostFree)),
+		cmp.Compare(f.bytes(f.totals.FreeHealthy), o.bytes(o.totals.FreeHealthy)))
 }
 
 // compareSize compares the sizes of two nodes' cards, and prefers the first of equal ones.
 func (f *finding) compareSize(o *finding) int {
-	return cmp.Or(cmp.Compare(f.large, o.large), cmp.Compare(f.largest, o.largest), cmp.Compare(o.position, f.position))
+	return cmp.Or(cmp.Compare(f.large, o.large), cmp.Compare(f.bytes(f.totals.Largest), o.bytes(o.totals.Largest)), cmp.Compare(o.position, f.position))
 }
 
 // summary is the nodes with the same reason: the one with the most free memory, and of equal ones the first.
@@ -314,31 +321,13 @@ type summary struct {
 	largest finding
 }
 
-// summaries has one summary for each reason that was found. They are few.
-type summaries []summary
-
-// of returns the summary of the reason; nil if there is none.
-func (s summaries) of(reason reasons.Reason) *summary {
-	for i := range s {
-		if s[i].reason == reason {
-			return &s[i]
-		}
-	}
-	return nil
-}
-
 // add counts a node. Nodes must come in order.
-func (s *summaries) add(f *finding) {
-	known := s.of(f.reason)
-	if known == nil {
-		*s = append(*s, summary{reason: f.reason, best: *f, n: 1, largest: *f})
-		return
+func (s *summary) add(f *finding) {
+	if s.n == 0 || f.compare(&s.best) > 0 {
+		s.best = *f
 	}
-	known.n++
-	if f.compare(&known.best) > 0 {
-		known.best = *f
+	if s.n == 0 || f.compareSize(&s.largest) > 0 {
+		s.largest = *f
 	}
-	if f.compareSize(&known.largest) > 0 {
-		known.largest = *f
-	}
+	s.n++
 }
