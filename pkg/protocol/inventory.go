@@ -24,11 +24,11 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //
 // To add a field:
 //
-//  1. Add it to Inventory or gpu.Card, with its meaning and unit, and to inventoryJSON or cardJSON, with a name and
-//     omitempty: an older plugin doesn't write it, and the value for that must be safe. gpu.Card must stay comparable. If
-//     "unknown" isn't the zero value, set it where cards are made: UnmarshalJSON, ParseNode, roster.place (package inventory).
-//  2. Copy it in MarshalJSON and UnmarshalJSON. UnmarshalJSON replaces a value out of bounds by a safe one; check is for
-//     values with which no card can be used, because an error there makes the whole inventory unreadable.
+//  1. Add it to Inventory or gpu.Card, with its meaning and unit, and with a name in JSON and omitempty: an older plugin doesn't write it, and the
+//     value for that must be safe. gpu.Card must stay comparable. If "unknown" isn't the zero value, set it where cards are made: UnmarshalJSON,
+//     ParseNode, roster.place (package inventory).
+//  2. Replace a value out of bounds by a safe one in UnmarshalJSON; check is for values with which no card can be used, because an error there makes
+//     the whole inventory unreadable.
 //  3. Fill it: package inventory reads it from the driver (driver.read; connections in topology.go) and keeps it
 //     (entry.update). What the plugin itself knows of the node is set in cardState.Inventory, what it learns from the
 //     API server in nodeKeeper.keep (node.go), and what it knows of a card in cardState.report (package deviceplugin, cards.go).
@@ -38,21 +38,21 @@ var ErrNoInventory = errors.New("the node has no GPU inventory")
 //  5. If users shall see it: report.go and build.go of package inspect, view.go of package webui.
 //  6. Add it to TestInventoryRoundTrip, and to "The wire" in docs/design.md.
 type Inventory struct {
-	Unit  gpu.Unit
-	Cards []gpu.Card
+	Unit  gpu.Unit   `json:"-"` // See inventoryJSON.
+	Cards []gpu.Card `json:"-"`
 	// Adapters are the node's RDMA adapters, also those near no card.
-	Adapters []gpu.Adapter
+	Adapters []gpu.Adapter `json:"adapters,omitempty"`
 	// BootID is the kernel's boot ID when the inventory was written (/proc/sys/kernel/random/boot_id), empty if the plugin
 	// didn't write it. A restarted plugin uses it to detect that the machine has rebooted.
-	BootID string
+	BootID string `json:"bootID,omitempty"`
 	// Isolation is the mode in which new containers get their share of a card; empty if shares are not enforced.
-	Isolation string
+	Isolation string `json:"isolation,omitempty"`
 	// Features are what the device plugin understands, such as FeatureCards. A plugin that writes none is older than all of them.
-	Features []string
+	Features []string `json:"features,omitempty"`
 	// DRADriver is the DRA driver that also offers the node's cards; empty if none does.
-	DRADriver string
+	DRADriver string `json:"draDriver,omitempty"`
 	// Simulated is true if the cards don't exist, so that no container can compute on them.
-	Simulated bool
+	Simulated bool `json:"simulated,omitempty"`
 }
 
 // The features of a device plugin without which a pod that needs them doesn't go to its node.
@@ -73,33 +73,22 @@ const (
 	maxAdapters = 256
 )
 
-// inventoryJSON is the annotation's value.
-type inventoryJSON struct {
-	Version   int        `json:"version"`
-	Unit      string     `json:"unit"`
-	BootID    string     `json:"bootID,omitempty"`
-	Isolation string     `json:"isolation,omitempty"`
-	Features  []string   `json:"features,omitempty"`
-	DRADriver string     `json:"draDriver,omitempty"`
-	Simulated bool       `json:"simulated,omitempty"`
-	Cards     []cardJSON `json:"cards"`
-
-	Adapters []gpu.Adapter `json:"adapters,omitempty"`
-}
+// inventoryJSON is the annotation's value. inventoryFields are those of an Inventory that have the same form there.
+type (
+	inventoryJSON struct {
+		Version int    `json:"version"`
+		Unit    string `json:"unit"`
+		inventoryFields
+		Cards []cardJSON `json:"cards"`
+	}
+	inventoryFields Inventory
+)
 
 type cardJSON struct {
-	Index      int        `json:"index"`
-	UUID       string     `json:"uuid,omitempty"`
-	Model      string     `json:"model,omitempty"`
-	Memory     gpu.Memory `json:"memory"`
-	NUMANode   *int       `json:"numaNode,omitempty"`
-	NVLink     int        `json:"nvlink,omitempty"`
-	PCIeSwitch int        `json:"pcieSwitch,omitempty"`
-	Healthy    bool       `json:"healthy"`
-	Reason     string     `json:"reason,omitempty"`
-	// MaxContainers was added for isolation mode mps.
-	MaxContainers int    `json:"maxContainers,omitempty"`
-	RDMAPorts     string `json:"rdmaPorts,omitempty"`
+	gpu.Card
+	NUMANode *int   `json:"numaNode,omitempty"`
+	Healthy  bool   `json:"healthy"`
+	Reason   string `json:"reason,omitempty"`
 }
 
 // MarshalJSON returns the annotation's value. It returns an error for an inventory that UnmarshalJSON would reject.
@@ -110,15 +99,9 @@ func (inv Inventory) MarshalJSON() ([]byte, error) {
 	if err := inv.check(); err != nil {
 		return nil, err
 	}
-	out := inventoryJSON{
-		Version: InventoryVersion, Unit: inv.Unit.String(), BootID: inv.BootID, Isolation: inv.Isolation, Features: inv.Features,
-		DRADriver: inv.DRADriver, Simulated: inv.Simulated, Cards: []cardJSON{}, Adapters: inv.Adapters,
-	}
+	out := inventoryJSON{Version: InventoryVersion, Unit: inv.Unit.String(), inventoryFields: inventoryFields(inv), Cards: []cardJSON{}}
 	for _, c := range inv.Cards {
-		card := cardJSON{
-			Index: c.Index, UUID: c.UUID, Model: c.Model, Memory: c.Memory, NVLink: c.NVLink, PCIeSwitch: c.PCIeSwitch,
-			Healthy: c.Healthy(), Reason: c.Unhealthy, MaxContainers: c.MaxContainers, RDMAPorts: c.RDMAPorts,
-		}
+		card := cardJSON{Card: c, Healthy: c.Healthy(), Reason: c.Unhealthy}
 		if c.NUMANode != gpu.NoNUMANode {
 			card.NUMANode = &c.NUMANode
 		}
@@ -142,18 +125,17 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 	if err != nil {
 		return err
 	}
-	out := Inventory{
-		Unit: unit, BootID: Shorten(in.BootID), Isolation: Shorten(in.Isolation), DRADriver: Shorten(in.DRADriver), Simulated: in.Simulated,
-	}
-	for _, feature := range in.Features[:min(len(in.Features), maxFeatures)] {
-		out.Features = append(out.Features, Shorten(feature))
+	out := Inventory(in.inventoryFields)
+	out.Unit, out.BootID, out.Isolation, out.DRADriver = unit, Shorten(in.BootID), Shorten(in.Isolation), Shorten(in.DRADriver)
+	out.Features = slices.Clone(out.Features[:min(len(out.Features), maxFeatures)])
+	for i, feature := range out.Features {
+		out.Features[i] = Shorten(feature)
 	}
 	for _, c := range in.Cards {
-		card := gpu.Card{
-			Index: c.Index, UUID: Shorten(c.UUID), Model: Shorten(c.Model), Memory: c.Memory,
-			NUMANode: gpu.NoNUMANode, NVLink: max(c.NVLink, 0), PCIeSwitch: max(c.PCIeSwitch, 0), MaxContainers: max(c.MaxContainers, 0),
-			RDMAPorts: Shorten(c.RDMAPorts),
-		}
+		card := c.Card
+		card.UUID, card.Model, card.RDMAPorts = Shorten(c.UUID), Shorten(c.Model), Shorten(c.RDMAPorts)
+		card.NVLink, card.PCIeSwitch, card.MaxContainers = max(c.NVLink, 0), max(c.PCIeSwitch, 0), max(c.MaxContainers, 0)
+		card.NUMANode = gpu.NoNUMANode
 		if c.NUMANode != nil {
 			card.NUMANode = max(*c.NUMANode, gpu.NoNUMANode)
 		}
@@ -162,11 +144,11 @@ func (inv *Inventory) UnmarshalJSON(data []byte) error {
 		}
 		out.Cards = append(out.Cards, card)
 	}
-	for _, a := range in.Adapters[:min(len(in.Adapters), maxAdapters)] {
-		out.Adapters = append(out.Adapters, gpu.Adapter{
-			Name: Shorten(a.Name), Device: Shorten(a.Device), ActivePorts: a.ActivePorts[:min(len(a.ActivePorts), maxAdapters)],
-			LinkLayer: Shorten(a.LinkLayer), PCIAddress: Shorten(a.PCIAddress), NUMANode: max(a.NUMANode, gpu.NoNUMANode),
-		})
+	out.Adapters = slices.Clone(out.Adapters[:min(len(out.Adapters), maxAdapters)])
+	for i := range out.Adapters {
+		a := &out.Adapters[i]
+		a.Name, a.Device, a.LinkLayer, a.PCIAddress = Shorten(a.Name), Shorten(a.Device), Shorten(a.LinkLayer), Shorten(a.PCIAddress)
+		a.ActivePorts, a.NUMANode = a.ActivePorts[:min(len(a.ActivePorts), maxAdapters)], max(a.NUMANode, gpu.NoNUMANode)
 	}
 	if err := out.check(); err != nil {
 		return err

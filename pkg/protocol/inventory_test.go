@@ -57,7 +57,7 @@ func TestInventoryRoundTrip(t *testing.T) {
 				{Index: 0, Memory: 8, NUMANode: 0, NVLink: 1, PCIeSwitch: 2}, {Index: 1, Memory: 8, NUMANode: 0, NVLink: 1},
 			}},
 			`{"version":1,"unit":"GiB","features":["cards","cores"],"cards":[` +
-				`{"index":0,"memory":8,"numaNode":0,"nvlink":1,"pcieSwitch":2,"healthy":true},{"index":1,"memory":8,"numaNode":0,"nvlink":1,"healthy":true}]}`,
+				`{"index":0,"memory":8,"nvlink":1,"pcieSwitch":2,"numaNode":0,"healthy":true},{"index":1,"memory":8,"nvlink":1,"numaNode":0,"healthy":true}]}`,
 		},
 		"RDMA adapters, one near a card": {
 			Inventory{
@@ -67,10 +67,10 @@ func TestInventoryRoundTrip(t *testing.T) {
 					{Name: "mlx5_1", Device: "uverbs1", LinkLayer: "Ethernet", PCIAddress: "0000:af:00.0", NUMANode: gpu.NoNUMANode},
 				},
 			},
-			`{"version":1,"unit":"GiB","cards":[{"index":0,"memory":8,"numaNode":0,"healthy":true,"rdmaPorts":"mlx5_0:1"},` +
-				`{"index":1,"memory":8,"healthy":true}],"adapters":[` +
+			`{"version":1,"unit":"GiB","adapters":[` +
 				`{"name":"mlx5_0","device":"uverbs0","activePorts":[1],"linkLayer":"InfiniBand","pciAddress":"0000:3b:00.0","numaNode":0},` +
-				`{"name":"mlx5_1","device":"uverbs1","linkLayer":"Ethernet","pciAddress":"0000:af:00.0","numaNode":-1}]}`,
+				`{"name":"mlx5_1","device":"uverbs1","linkLayer":"Ethernet","pciAddress":"0000:af:00.0","numaNode":-1}],` +
+				`"cards":[{"index":0,"memory":8,"rdmaPorts":"mlx5_0:1","numaNode":0,"healthy":true},{"index":1,"memory":8,"healthy":true}]}`,
 		},
 		"a model that JSON has to escape": {
 			Inventory{Unit: gpu.GiB, Cards: []gpu.Card{{Model: "<\"A100\" & \u00e9>", Memory: 1, NUMANode: gpu.NoNUMANode}}},
