@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -119,9 +117,6 @@ func run(helm string, check bool) error {
 	files["config/scheduler-config-replicas.yaml"] = bytes.ReplaceAll(withReplicas,
 		[]byte(`serverName: "`+address+`"`), []byte("serverName: gpushare-extender.kube-system.svc"))
 	files["config/scheduler-config.yaml"] = config
-	if files["config/scheduler-policy-config.json"], err = policyConfig(config); err != nil {
-		return err
-	}
 	var errs []error
 	for path, text := range files {
 		if check {
@@ -193,24 +188,4 @@ func schedulerConfig(helm string, values []string) ([]byte, error) {
 		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
 	}
 	return []byte(object.Data["scheduler-config.yaml"]), nil
-}
-
-// policyConfig returns the same for kube-schedulers before 1.23, which want JSON of another kind.
-func policyConfig(config []byte) ([]byte, error) {
-	var in struct {
-		Extenders []map[string]any `json:"extenders"`
-	}
-	if err := yaml.Unmarshal(config, &in); err != nil {
-		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
-	}
-	for _, extender := range in.Extenders {
-		timeout, err := time.ParseDuration(fmt.Sprint(extender["httpTimeout"]))
-		if err != nil {
-			return nil, fmt.Errorf("httpTimeout: %w", err)
-		}
-		extender["httpTimeout"], extender["enableHttps"] = timeout, extender["enableHTTPS"]
-		delete(extender, "enableHTTPS")
-	}
-	data, err := json.MarshalIndent(map[string]any{"kind": "Policy", "apiVersion": "v1", "extenders": in.Extenders}, "", "  ")
-	return append(data, '\n'), err
 }
