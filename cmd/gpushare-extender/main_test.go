@@ -61,7 +61,6 @@ func TestBadFlags(t *testing.T) {
 		"a kind without a key":      {[]string{"--fair-share-by=team"}, `--fair-share-by: want namespace or label:KEY with the key of a label, got "team"`},
 		"negative provisioning":     {[]string{"--fair-share-provisioning=-1"}, "--fair-share-provisioning must not be negative"},
 		"a bad failure policy":      {[]string{"--gang-failure-policy=shrug"}, `unknown policy "shrug": want evict or keep`},
-		"no requests allowed":       {[]string{"--kube-api-qps=0"}, "--kube-api-qps must be positive"},
 		"a bad verbosity":           {[]string{"-v=much"}, `invalid argument "much" for "-v, --v" flag`},
 		"a certificate, no key":     {[]string{"--tls-cert-file=x"}, "--tls-cert-file and --tls-key-file must be set together"},
 		"no client names":           {[]string{"--tls-cert-file=x", "--tls-key-file=x", "--client-ca-file=x", "--client-names="}, "--client-names must not be empty"},

@@ -45,7 +45,6 @@ type options struct {
 	fairShare     fairShare
 	election      election
 	cardMetrics   bool
-	qps           float32
 	// scheduling has the fields that flags set as they are.
 	scheduling scheduling.Options
 }
@@ -163,7 +162,6 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar(&e.service, "publish-service", "gpushare-extender", "`name` of a Service without selector whose only endpoint is the leader; only with --leader-elect and --advertise-address")
 	f.StringVar(&e.address, "advertise-address", "", "`IP address` of this replica, which it publishes as the endpoint of --publish-service while it is the leader; if empty, nothing is published")
 	f.BoolVar(&o.cardMetrics, "card-metrics", true, "serve series for each card on /metrics, in addition to the cluster's sums; a standby serves none; turn it off if these are too many series")
-	f.Float32Var(&o.qps, "kube-api-qps", 1000, "maximum number of requests per second to the API server, and twice as many in one burst; without Events, leader election and token reviews")
 	o.addFormerFlags(f)
 
 	command.CompletionOptions.DisableDefaultCmd = true
@@ -174,16 +172,15 @@ Each flag can also be set by an environment variable with the flag's name in upp
 // addFormerFlags adds the flags that the next minor version won't have. Each warns when it is set.
 func (o *options) addFormerFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.ui, "ui", true, "")
-	f.Duration("gang-claim-after", 0, "")
-	f.Int("filter-best-above", 0, "")
-	f.Int("kube-api-burst", 0, "")
+	_ = f.MarkDeprecated("ui", "an empty --ui-listen-address turns off the web page") // The flag exists.
 	for name, instead := range map[string]string{
-		"ui":                "an empty --ui-listen-address turns off the web page",
 		"gang-claim-after":  "cards are reserved without a wait; use --reservation-max-idle=0 to turn that off",
 		"filter-best-above": "it has no effect: filter returns all nodes that fit of up to 32 candidate nodes, or of any number with --filter-best=0",
-		"kube-api-burst":    "it has no effect: a burst has twice as many requests as --kube-api-qps",
+		"kube-api-burst":    "it has no effect",
+		"kube-api-qps":      "it has no effect: the extender sends the API server 1,000 requests in a second at most",
 	} {
-		_ = f.MarkDeprecated(name, instead) // The flag exists.
+		f.String(name, "", "")
+		_ = f.MarkDeprecated(name, instead) // As above.
 	}
 }
 
@@ -260,8 +257,6 @@ func (o options) validate() error {
 		return errors.New("--fair-share-min-runtime must not be negative")
 	case o.election.elect && settings.BindTimeout >= o.election.options.RenewDeadline:
 		return errors.New("--bind-timeout must be less than --leader-elect-renew-deadline: a bind must not outlive a leader's Lease")
-	case o.qps <= 0:
-		return errors.New("--kube-api-qps must be positive")
 	}
 	return nil
 }

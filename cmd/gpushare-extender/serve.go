@@ -46,6 +46,9 @@ const evictionRecord = "gpushare-evictions"
 // own 100, collections take a tenth of the processor time.
 const gcPercent = 200
 
+// apiQPS is the maximum number of requests per second to the API server, without Events, leader election and token reviews.
+const apiQPS = 1000
+
 // stopTimeout limits the time for calls in flight at SIGTERM. The process exits within two seconds in any case.
 const stopTimeout = 800 * time.Millisecond
 
@@ -113,7 +116,6 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer web.close()
 	serving := extender.Options{
 		Scheduler: scheduler, Observer: observer, Metrics: promhttp.HandlerFor(cards.Beside(registry), promhttp.HandlerOpts{Registry: registry}),
 		TLS: tlsConfig, Answer: answer, StopTimeout: min(o.scheduling.BindTimeout, stopTimeout),
@@ -157,7 +159,7 @@ func apiConfig(o options) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS, config.Burst = o.qps, max(1, int(2*o.qps))
+	config.QPS, config.Burst = apiQPS, 2*apiQPS
 	// Decoding and encoding protobuf costs a fraction of JSON, here and in the API server.
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
