@@ -45,45 +45,25 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 // podRows returns a row for each pod, with a column for each card, and the node's sums and problems. Columns for cores are only there if
 // a pod of the node asks for some.
 func podRows(node *Node, wide bool) rows {
-	unknownCard := node.UnknownCard > 0
-	withCores := node.coresInUse()
-	withStatus := wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 })
-
-	header := []string{"NAMESPACE", "NAME"}
-	for _, card := range node.Cards {
-		header = append(header, fmt.Sprintf("GPU%d(Allocated)", card.Index))
-	}
-	if unknownCard {
-		header = append(header, "Pending(Allocated)")
+	columns := []column[Pod]{
+		{"NAMESPACE", func(p Pod) string { return p.Namespace }},
+		{"NAME", func(p Pod) string { return p.Name }},
 	}
 	for _, card := range node.Cards {
-		if withCores {
-			header = append(header, fmt.Sprintf("GPU%d(Cores)", card.Index))
+		columns = append(columns, column[Pod]{fmt.Sprintf("GPU%d(Allocated)", card.Index), func(p Pod) string { return p.on(card.Index).Memory.String() }})
+	}
+	if node.UnknownCard > 0 {
+		columns = append(columns, column[Pod]{"Pending(Allocated)", func(p Pod) string { return p.unknownCard.String() }})
+	}
+	for _, card := range node.Cards {
+		if node.coresInUse() {
+			columns = append(columns, column[Pod]{fmt.Sprintf("GPU%d(Cores)", card.Index), func(p Pod) string { return p.on(card.Index).Cores.String() }})
 		}
 	}
-	if withStatus {
-		header = append(header, "STATUS")
+	if wide || slices.ContainsFunc(node.Pods, func(p Pod) bool { return p.Terminating || len(p.Notes) > 0 }) {
+		columns = append(columns, column[Pod]{"STATUS", status})
 	}
-	table := rows{{bold, header}}
-	for i := range node.Pods {
-		pod := &node.Pods[i]
-		cells := []string{pod.Namespace, pod.Name}
-		for _, card := range node.Cards {
-			cells = append(cells, pod.on(card.Index).Memory.String())
-		}
-		if unknownCard {
-			cells = append(cells, pod.unknownCard.String())
-		}
-		for _, card := range node.Cards {
-			if withCores {
-				cells = append(cells, pod.on(card.Index).Cores.String())
-			}
-		}
-		if withStatus {
-			cells = append(cells, status(pod))
-		}
-		table.add(plain, cells...)
-	}
+	table := newTable(node.Pods, func(Pod) style { return plain }, columns)
 	table.add(plain, "Allocated :", fmt.Sprintf("%d (%d%%)", node.Allocated, node.Percent))
 	table.add(plain, "Total :", node.Total.String())
 	label := "Problems :"
@@ -95,48 +75,40 @@ func podRows(node *Node, wide bool) rows {
 }
 
 func cardRows(node *Node, bars bool) rows {
-	header := []string{"GPU", "UUID", "MODEL", "NUMA", "ALLOCATED/TOTAL"}
-	withCores := slices.ContainsFunc(node.Cards, func(c Card) bool { return c.Cores > 0 })
-	if withCores {
-		header = append(header, "CORES")
+	columns := []column[Card]{
+		{"GPU", func(c Card) string { return fmt.Sprintf("GPU%d", c.Index) }},
+		{"UUID", func(c Card) string { return cmp.Or(c.UUID, "-") }},
+		{"MODEL", func(c Card) string { return cmp.Or(c.Model, "-") }},
+		{"NUMA", func(c Card) string {
+			if c.NUMANode == nil {
+				return "-"
+			}
+			return strconv.Itoa(*c.NUMANode)
+		}},
+		{"ALLOCATED/TOTAL", func(c Card) string { return fmt.Sprintf("%d/%d", c.Allocated, c.Total) }},
 	}
-	withRDMA := len(node.Adapters) > 0
-	if withRDMA {
-		header = append(header, "RDMA")
+	if slices.ContainsFunc(node.Cards, func(c Card) bool { return c.Cores > 0 }) {
+		columns = append(columns, column[Card]{"CORES", Card.coresText})
+	}
+	if len(node.Adapters) > 0 {
+		columns = append(columns, column[Card]{"RDMA", func(c Card) string { return cmp.Or(c.RDMAPorts, "-") }})
 	}
 	if bars {
-		header = append(header, "")
+		columns = append(columns, column[Card]{"", func(c Card) string { return cardBar(&c, 2*barWidth) }})
 	}
-	table := rows{{bold, append(header, "HEALTH")}}
-	for i := range node.Cards {
-		card := &node.Cards[i]
-		numa, health, style := "-", "healthy", plain
-		if card.NUMANode != nil {
-			numa = strconv.Itoa(*card.NUMANode)
+	columns = append(columns, column[Card]{"HEALTH", func(c Card) string {
+		if c.Healthy {
+			return "healthy"
 		}
-		if !card.Healthy {
-			health, style = "unhealthy: "+card.Reason, red
-		}
-		cells := []string{fmt.Sprintf("GPU%d", card.Index), cmp.Or(card.UUID, "-"), cmp.Or(card.Model, "-"), numa,
-			fmt.Sprintf("%d/%d", card.Allocated, card.Total)}
-		if withCores {
-			cells = append(cells, card.coresText())
-		}
-		if withRDMA {
-			cells = append(cells, cmp.Or(card.RDMAPorts, "-"))
-		}
-		if bars {
-			cells = append(cells, cardBar(card, 2*barWidth))
-		}
-		table.add(style, append(cells, health)...)
-	}
-	return table
+		return "unhealthy: " + c.Reason
+	}})
+	return newTable(node.Cards, func(c Card) style { return redIf(!c.Healthy) }, columns)
 }
 
 // coresText returns the card's allocated and total cores.
-func (c *Card) coresText() string { return fmt.Sprintf("%d/%d", c.AllocatedCores, gpu.CardCores) }
+func (c Card) coresText() string { return fmt.Sprintf("%d/%d", c.AllocatedCores, gpu.CardCores) }
 
-func status(pod *Pod) string {
+func status(pod Pod) string {
 	state := pod.Phase
 	if pod.Terminating {
 		state = "Terminating"

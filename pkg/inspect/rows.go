@@ -21,6 +21,36 @@ type row struct {
 
 func (r *rows) add(style style, cells ...string) { *r = append(*r, row{style, cells}) }
 
+// column is a column of a table of items.
+type column[Item any] struct {
+	name string
+	cell func(Item) string
+}
+
+// newTable returns the header and a row for each item. styleOf returns the style of an item's row.
+func newTable[Item any](items []Item, styleOf func(Item) style, columns []column[Item]) rows {
+	table := make(rows, 1+len(items))
+	table[0].style = bold
+	for _, c := range columns {
+		table[0].cells = append(table[0].cells, c.name)
+		for i, item := range items {
+			table[1+i].cells = append(table[1+i].cells, c.cell(item))
+		}
+	}
+	for i, item := range items {
+		table[1+i].style = styleOf(item)
+	}
+	return table
+}
+
+// redIf is the style of a row that the reader shall see first.
+func redIf(wrong bool) style {
+	if wrong {
+		return red
+	}
+	return plain
+}
+
 // write writes the rows with aligned columns and returns the width of the longest. The last cell of a row doesn't count for
 // the width of its column. Texts come from the network, so write removes control characters.
 func (r rows) write(out *bytes.Buffer, look look) (width int) {

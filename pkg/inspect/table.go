@@ -81,56 +81,35 @@ func fitNodeTables(report Report, f format) (text []byte, width int) {
 	return text, width
 }
 
-// column is a column of the table of nodes.
-type column struct {
-	name string
-	cell func(*Node) string
-}
-
-// nodeTables returns a table for all nodes with the same cards: a header and a row for each node. In a single table a node with many
-// cards would make the rows of all others as long as its own. Every row of a table has every column, which scripts rely on.
+// nodeTables returns a table for all nodes with the same cards. In a single table a node with many cards would make the rows of all others as long as
+// its own. Every row of a table has every column, which scripts rely on.
 func nodeTables(report Report, layout layout) (tables []rows) {
-	var columns [][]column // Of each table.
-	positions := map[string]int{}
+	var keys []string
+	nodes := map[string][]*Node{} // By the indices of their cards.
 	for i := range report.Nodes {
 		node := &report.Nodes[i]
-		indices := cardIndices(node)
-		key := fmt.Sprint(indices)
-		at, known := positions[key]
-		if !known {
-			at, positions[key] = len(tables), len(tables)
-			columns = append(columns, nodeColumns(report, indices, layout))
-			tables = append(tables, rows{headerOf(columns[at])})
+		key := fmt.Sprint(cardIndices(node))
+		if nodes[key] == nil {
+			keys = append(keys, key)
 		}
-		row := row{}
-		if len(node.Problems) > 0 {
-			row.style = red
-		}
-		for _, column := range columns[at] {
-			row.cells = append(row.cells, column.cell(node))
-		}
-		tables[at] = append(tables[at], row)
+		nodes[key] = append(nodes[key], node)
+	}
+	for _, key := range keys {
+		columns := nodeColumns(report, cardIndices(nodes[key][0]), layout)
+		tables = append(tables, newTable(nodes[key], func(n *Node) style { return redIf(len(n.Problems) > 0) }, columns))
 	}
 	return tables
 }
 
-func headerOf(columns []column) row {
-	header := row{style: bold}
-	for _, column := range columns {
-		header.cells = append(header.cells, column.name)
-	}
-	return header
-}
-
 // nodeColumns returns the columns of the table of the nodes that have the cards with these indices.
-func nodeColumns(report Report, indices []int, layout layout) []column {
+func nodeColumns(report Report, indices []int, layout layout) []column[*Node] {
 	unit := report.Cluster.Unit
 	amount := func(node *Node, m gpu.Memory) string { return convert(m, node.Unit, unit).String() }
-	columns := []column{
+	columns := []column[*Node]{
 		{"NAME", func(n *Node) string { return n.Name }},
 		{"IPADDRESS", func(n *Node) string { return n.Address }},
 	}
-	add := func(name string, cell func(*Node) string) { columns = append(columns, column{name, cell}) }
+	add := func(name string, cell func(*Node) string) { columns = append(columns, column[*Node]{name, cell}) }
 
 	for _, index := range indices {
 		name := fmt.Sprintf("GPU%d(Allocated/Total)", index)
@@ -172,12 +151,12 @@ func nodeColumns(report Report, indices []int, layout layout) []column {
 }
 
 // coresColumns returns a column for each card with its allocated and total cores, if a pod asks for cores.
-func coresColumns(nodes []Node, indices []int, layout layout) (columns []column) {
+func coresColumns(nodes []Node, indices []int, layout layout) (columns []column[*Node]) {
 	if layout.short || !slices.ContainsFunc(nodes, func(n Node) bool { return n.coresInUse() }) {
 		return nil
 	}
 	for _, index := range indices {
-		columns = append(columns, column{fmt.Sprintf("GPU%d(Cores)", index), func(n *Node) string {
+		columns = append(columns, column[*Node]{fmt.Sprintf("GPU%d(Cores)", index), func(n *Node) string {
 			if card := n.card(index); card.Cores > 0 || card.AllocatedCores > 0 {
 				return card.coresText()
 			}

@@ -32,7 +32,7 @@ type Explanation struct {
 }
 
 // ExplainPauseFactor limits the part of the time that explanations take. The time from the start of one explanation to the start of the next one is
-// at least ExplainPauseFactor times its duration. The web page uses the same limit for encoding explanations and groups.
+// at least ExplainPauseFactor times its duration.
 const ExplainPauseFactor = 50
 
 // explainer holds the last explanation. mu guards its fields.

@@ -124,9 +124,6 @@ type Board struct {
 	Options
 
 	mu sync.Mutex
-	// nextExplain is when the next explanation may be read, see scheduling.ExplainPauseFactor.
-	nextExplain time.Time
-
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
@@ -257,16 +254,11 @@ func (b *Board) read(d *delta, watched bool) error {
 		b.explained = nil
 		return nil
 	}
-	begin := b.Clock.Now()
-	if b.explained != nil && begin.Before(b.nextExplain) {
-		return nil
-	}
 	explanation := b.Source.Explain()
 	if explanation == b.explained {
 		return nil
 	}
 	b.explained = explanation
-	defer func() { b.nextExplain = begin.Add(scheduling.ExplainPause(b.Clock.Since(begin))) }()
 	return b.readLists(d)
 }
 
