@@ -124,6 +124,7 @@ type Board struct {
 	Options
 
 	mu sync.Mutex
+
 	refreshed time.Time
 	known     uint64 // The ledger's revision.
 	nodes     map[string]entry
