@@ -95,11 +95,7 @@ func (s groupState) of(r *gang.Report) (state, reason string) {
 	case r.Phase == gang.PhasePending:
 		return GroupPending, latest(r.Reason, reported).Words
 	}
-	why := latest(r.Reason, reported)
-	if n := s.cardless[r.Group]; n > 0 && r.Cardless == 0 {
-		why = why.Cardless(n)
-	}
-	return GroupIncomplete, why.Words
+	return GroupIncomplete, latest(r.Reason, reported).Words
 }
 
 // messagesOf returns the reason that the extender gave for a pending member of the run, and kube-scheduler's message about one if it isn't about the group.
