@@ -41,11 +41,11 @@ func TestClaimKeepsAllocation(t *testing.T) {
 		"a give-up": func(f *fixture) { f.Release(uid) },
 		"a move": func(f *fixture) {
 			request := ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}}
-			f.ledger.Move(request, binpack, nil, f.clock.Now())
+			f.ledger.Move(request, binpack, f.clock.Now())
 		},
 		"a group that takes it": func(f *fixture) {
 			request := ledger.Request{Pod: gpu.Pod{UID: "other", Request: 200, Cards: 2}, Nodes: []string{"n1"}}
-			f.ledger.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{uid}}, binpack, nil, f.clock.Now())
+			f.ledger.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{uid}}, binpack, f.clock.Now())
 		},
 		"a live read after the deadline": func(f *fixture) { f.Resolve(f.t.Context()) },
 		"a live read that began before": func(f *fixture) {
@@ -195,7 +195,7 @@ func TestWrittenIsCounted(t *testing.T) {
 	for name, lose := range map[string]func(f *fixture){
 		"it was removed": func(f *fixture) { f.ledger.Remove("uid-p") },
 		"it was moved": func(f *fixture) {
-			f.ledger.Move(ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}, Binding: true}, binpack, nil, begin)
+			f.ledger.Move(ledger.Request{Pod: protocol.Pod(p), Nodes: []string{"n2"}, Binding: true}, binpack, begin)
 		},
 	} {
 		f := newFixture(t, 0, p)

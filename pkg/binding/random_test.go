@@ -165,7 +165,7 @@ func (d *disorder) bind(pod *corev1.Pod) {
 func (d *disorder) plan(pod *corev1.Pod) {
 	_, other := d.pick()
 	request := ledger.Request{Pod: protocol.Pod(pod), Nodes: d.nodes}
-	places, _ := d.Ledger.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{gpu.PodUID(other.UID)}}, binpack, nil, d.clock.Now())
+	places, _ := d.Ledger.ReserveAll([]ledger.Request{request}, [][]gpu.PodUID{{gpu.PodUID(other.UID)}}, binpack, d.clock.Now())
 	if places != nil && !places[0].Existing {
 		d.own(request.Pod.UID)
 	}
@@ -174,7 +174,7 @@ func (d *disorder) plan(pod *corev1.Pod) {
 // move moves the place of a pod, or reserves one.
 func (d *disorder) move(pod *corev1.Pod) {
 	request := ledger.Request{Pod: protocol.Pod(pod), Nodes: d.nodes}
-	if _, ok := d.Ledger.Move(request, binpack, nil, d.clock.Now()); ok {
+	if _, ok := d.Ledger.Move(request, binpack, d.clock.Now()); ok {
 		d.own(request.Pod.UID)
 	}
 }

@@ -31,12 +31,7 @@ type figures struct {
 	// spare is what kube-scheduler counts as free on the node; the greatest amount if the node doesn't report its allocatable memory.
 	spare gpu.Memory
 	// after are the cards once the terminating pods have ended; nil if no pod is terminating.
-	after *cardsAfter
-}
-
-type cardsAfter struct {
-	cards  []placement.Card
-	totals placement.Totals
+	after []placement.Card
 }
 
 func newFigures(n *Node) figures {
@@ -49,7 +44,7 @@ func newFigures(n *Node) figures {
 		for i := range n.Terminating {
 			cards = withUsed(cards, n.Terminating[i].Placement, (*placement.Card).Subtract)
 		}
-		f.after = &cardsAfter{cards, placement.Sum(cards)}
+		f.after = cards
 	}
 	return f
 }

@@ -187,7 +187,7 @@ type finding struct {
 func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
 	f.node, f.position, f.figures = &d.nodes.nodes[i], i, &d.nodes.figures[i]
 	f.count()
-	switch reason := f.totals.Fit(f.node.Cards, &f.demand); reason {
+	switch reason := placement.Fit(f.node.Cards, f.demand); reason {
 	case reasons.Fits:
 		f.reason = reasons.Fits
 		if card, failed := f.failedCard(pod.Request); failed {
@@ -268,11 +268,11 @@ func (n *Node) keptFor(pod *Pod, cards []placement.Card) (nominee gpu.Pod, kept 
 // afterTermination sets the reason WaitsForTermination if a card has room once the pods that are terminating on it have ended,
 // and no nominated pod takes it.
 func (f *finding) afterTermination(pod *Pod) {
-	if f.after == nil || f.after.totals.Fit(f.after.cards, &f.demand) != reasons.Fits {
+	if f.after == nil || placement.Fit(f.after, f.demand) != reasons.Fits {
 		return
 	}
-	where, _ := placement.Place(placement.Spread, f.after.cards, f.demand)
-	if _, kept := f.node.keptFor(pod, f.after.cards); kept {
+	where, _ := placement.Place(placement.Spread, f.after, f.demand)
+	if _, kept := f.node.keptFor(pod, f.after); kept {
 		return
 	}
 	f.reason, f.waitsFor = reasons.WaitsForTermination, nil

@@ -42,7 +42,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 	half := slices.Clone(nodes[:nNodes/2])
 	m := New(Options{
 		Ledger: l, View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, TurnRules: NewTurnRules(1 << 30), Patience: patience, MayEvict: func() bool { return true },
-		Capacity: func(...ledger.Source) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
+		Failures: &queue.Failures{},
 		Evicting: func(gpu.PodUID) bool { return false },
 		Release:  func(uid gpu.PodUID) { l.Release(uid) },
 		Nodes: nodesOf(func(constraints unique.Handle[string]) []string {

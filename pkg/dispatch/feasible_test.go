@@ -8,23 +8,13 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// cpu is a Capacity in which some pods fit no node.
-type cpu struct{ tooLarge []gpu.PodUID }
-
-func (c cpu) Take(_ string, uid gpu.PodUID) bool { return !slices.Contains(c.tooLarge, uid) }
-func (c cpu) Return(string, gpu.PodUID)          {}
-
 // What never fits, by its cards, for its CPU, or as a whole group, is no demand until the nodes change.
 func TestNeverFits(t *testing.T) {
-	large := cpu{[]gpu.PodUID{"bob/cpu"}}
-	f := newFixture(t, []gpu.Memory{4, 4}, func(o *Options) {
-		o.Capacity = func(...ledger.Source) ledger.Capacity { return large }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
-	})
+	f := newFixture(t, []gpu.Memory{4, 4}, nil)
+	f.tooLarge = []gpu.PodUID{"bob/cpu"}
 	f.pod("alice/1", 4)
 	f.pod("alice/2", 4)
 	f.tick(0)
@@ -41,7 +31,7 @@ func TestNeverFits(t *testing.T) {
 		{Terms: fairshare.DefaultTerms, Name: "alice", Share: 6, Allocated: 8, Before: 1},
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 2, Waiting: 6, WaitingMemory: 22, PassedOver: 1, Infeasible: 5, Next: f.pods["bob/fits"].Pod, Obstacle: reasons.ObstacleNoRoom},
 	}, f.Tenants())
-	large.tooLarge[0] = ""
+	f.tooLarge = nil
 	f.delete("bob/fits")
 	f.tick(time.Second)
 	want(t, "the share while no node has changed", 0, f.share("bob"))
@@ -56,25 +46,20 @@ func TestNeverFits(t *testing.T) {
 
 // CPU that pods without GPU memory used is free again, which changes no node: some time later the pod that needs it counts for its tenant's demand.
 func TestNeverFitsExpires(t *testing.T) {
-	large := cpu{[]gpu.PodUID{"bob/cpu"}}
-	f := newFixture(t, []gpu.Memory{4}, func(o *Options) {
-		o.EmptyCapacity = func() ledger.Capacity { return large }
-	})
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.tooLarge = []gpu.PodUID{"bob/cpu"}
 	f.pod("alice/1", 4, on("n0"))
 	f.pod("bob/cpu", 3)
 	f.tick(0)
 	want(t, "the share while no node has the CPU", 0, f.share("bob"))
-	large.tooLarge[0] = ""
+	f.tooLarge = nil
 	f.tick(feasibleFor)
 	want(t, "the share afterwards", 2, f.share("bob"))
 }
 
 // A pod that is too large for every card is no demand, although a smaller one of the same kind is tried before it and has no room.
 func TestNeverFitsBehindSmaller(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{8}, func(o *Options) {
-		o.Capacity = func(...ledger.Source) ledger.Capacity { return cpu{} }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
-	})
+	f := newFixture(t, []gpu.Memory{8}, nil)
 	f.pod("bob/1", 8)
 	f.tick(0)
 	f.bindAll()
@@ -88,10 +73,7 @@ func TestNeverFitsBehindSmaller(t *testing.T) {
 // A pod gets its turn at once although another tenant waits with hundreds of pods of different sizes that come first and fit
 // nowhere now.
 func TestManySizes(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{1000, 10}, func(o *Options) {
-		o.Capacity = func(...ledger.Source) ledger.Capacity { return cpu{} }
-		o.EmptyCapacity = func() ledger.Capacity { return o.Capacity() }
-	})
+	f := newFixture(t, []gpu.Memory{1000, 10}, nil)
 	f.pod("alice/large", 401)
 	f.tick(0)
 	f.bindAll()

@@ -53,6 +53,8 @@ type fixture struct {
 	planned func(reclaim.Plan)
 	// gatesFail makes the writes fail that open gates.
 	gatesFail bool
+	// tooLarge are pods that fit no node for their CPU.
+	tooLarge []gpu.PodUID
 }
 
 // newFixture returns a fixture with nodes n0, n1 … of one card each, and the tenants alice and bob. change, which can be nil,
@@ -60,8 +62,11 @@ type fixture struct {
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
 	exempt := NewTurnRules(1000)
 	f := &fixture{
-		t: t, ledger: ledger.NewWithResources(nil, exempt), now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
+		t: t, now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
 	}
+	f.ledger = ledger.NewWithResources(fake.Resources(func(q ledger.ResourceQuery) bool {
+		return !slices.ContainsFunc(q.Pods, func(uid gpu.PodUID) bool { return slices.Contains(f.tooLarge, uid) })
+	}), exempt)
 	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
@@ -72,8 +77,8 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 				f.ledger.Release(uid)
 			}
 		},
-		Nodes:    nodesOf(func(unique.Handle[string]) []string { return nodes }),
-		Capacity: func(...ledger.Source) ledger.Capacity { return nil }, EmptyCapacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{},
+		Nodes:     nodesOf(func(unique.Handle[string]) []string { return nodes }),
+		Failures:  &queue.Failures{},
 		TurnRules: exempt, Patience: patience, MayEvict: func() bool { return true },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}
@@ -351,7 +356,8 @@ func (f *fixture) running() map[string]gpu.Memory {
 
 // cluster returns the state of the ledger, with the pods gone that are being deleted.
 func (f *fixture) cluster() reclaim.Cluster {
-	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}, Capacity: fake.Enough{}}
+	c := reclaim.Cluster{Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{}}
+	c.FitsResources = func(string, []gpu.Pod, []gpu.PodUID) bool { return true }
 	for _, node := range f.ledger.Nodes() {
 		available, _ := f.ledger.Availability(node.Name, gpu.Pod{}, nil)
 		c.Cards[node.Name] = available.Cards

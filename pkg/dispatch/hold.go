@@ -171,15 +171,11 @@ func (m *Manager) unitOf(h *hold) *unit {
 
 // grantHeld grants the units for which there is room now at their held places.
 func (m *Manager) grantHeld(now time.Time) {
-	if len(m.reclaims.holds) == 0 {
-		return
-	}
-	capacity := m.Capacity() // The plans have counted what all of them need.
-	m.endHolds(func(h *hold) bool { return h.state != making && m.grantHold(h, capacity, now) })
+	m.endHolds(func(h *hold) bool { return h.state != making && m.grantHold(h, now) })
 }
 
 // grantHold grants a unit at its held places, if there is room.
-func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (granted bool) {
+func (m *Manager) grantHold(h *hold, now time.Time) (granted bool) {
 	u := m.unitOf(h)
 	if u == nil {
 		return false
@@ -191,7 +187,7 @@ func (m *Manager) grantHold(h *hold, capacity ledger.Capacity, now time.Time) (g
 		}
 		requests[i] = ledger.Request{Pod: place.Pod, Nodes: []string{place.Node}}
 	}
-	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, capacity, now)
+	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, now)
 	if places == nil {
 		return false
 	}

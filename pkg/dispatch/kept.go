@@ -48,7 +48,7 @@ func (m *Manager) keepEnded(now time.Time) {
 
 // reserveKept makes the ledger keep the memory, if it is free.
 func (m *Manager) reserveKept(k *kept, now time.Time) bool {
-	places, _ := m.Ledger.ReserveAll([]ledger.Request{{Pod: k.Pod.Pod, Nodes: []string{k.node}}}, nil, m.View, nil, now)
+	places, _ := m.Ledger.ReserveAll([]ledger.Request{{Pod: k.Pod.Pod, Nodes: []string{k.node}}}, nil, m.View, now)
 	if places != nil {
 		m.Ledger.Own(ledger.Granted, k.UID, time.Time{})
 	}
@@ -107,7 +107,7 @@ func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Chosen
 	if requests == nil {
 		return nil
 	}
-	places, _ := r.m.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, r.view(), r.capacity, r.now)
+	places, _ := r.m.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, r.view(), r.now)
 	if places == nil {
 		return nil
 	}

@@ -24,10 +24,6 @@ type Options struct {
 	Groups Groups
 	// Nodes knows which nodes pods can use regardless of free resources.
 	Nodes Nodes
-	// Capacity returns a new count of what nodes have free besides GPU memory, in which the awaited reservations of these sources count.
-	// EmptyCapacity returns one of what they would have if no pod had GPU memory. Their results are nil if only GPU memory counts.
-	Capacity      func(awaited ...ledger.Source) ledger.Capacity
-	EmptyCapacity func() ledger.Capacity
 	// TurnRules knows which pods need no turn. The Manager sets its namespaces.
 	*TurnRules
 	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler

@@ -227,11 +227,11 @@ func TestGiveUpPlace(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/1", 4)
 	f.tick(0)
-	want(t, "places", []gpu.PodUID{"alice/1"}, f.ledger.Counted("n0", ledger.Reclaimed))
+	want(t, "places", []gpu.PodUID{"alice/1"}, f.placesOn("n0"))
 	if !f.GiveUpPlace("alice/1") || f.GiveUpPlace("alice/1") {
 		t.Error("there must be one place to give up")
 	}
-	want(t, "places", nil, f.ledger.Counted("n0", ledger.Reclaimed))
+	want(t, "places", nil, f.placesOn("n0"))
 	want(t, "allocations", 0, allocations(f))
 	want(t, "the charge stays", []string{"alice/1"}, f.admitted())
 }
@@ -243,10 +243,10 @@ func TestTentativePlacement(t *testing.T) {
 	f.pod("alice/1", 4)
 	f.pod("alice/2", 4, age(1))
 	f.tick(0)
-	want(t, "places on n0", nil, f.ledger.Counted("n0", ledger.Reclaimed))
-	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.ledger.Counted("n1", ledger.Reclaimed))
+	want(t, "places on n0", nil, f.placesOn("n0"))
+	want(t, "places on n1", []gpu.PodUID{"alice/1"}, f.placesOn("n1"))
 	f.tick(2 * queue.Retry)
-	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.ledger.Counted("n0", ledger.Reclaimed))
+	want(t, "places on n0 after no bind came", []gpu.PodUID{"alice/2"}, f.placesOn("n0"))
 }
 
 // The terms of a tenant are the largest of its namespaces'. A change counts at once.
@@ -266,6 +266,17 @@ func TestTerms(t *testing.T) {
 	if left := f.queue.Tenants(); len(left) != 1 || left[0].Name != "alice" {
 		t.Errorf("tenants are left: %v", left)
 	}
+}
+
+// placesOn returns the pods with places of fair sharing on the node.
+func (f *fixture) placesOn(name string) (uids []gpu.PodUID) {
+	node, _ := f.ledger.Node(name)
+	for _, a := range node.Allocations {
+		if f.ledger.Owns(ledger.Granted, a.UID) {
+			uids = append(uids, a.UID)
+		}
+	}
+	return uids
 }
 
 func allocations(f *fixture) (n int) {
@@ -391,7 +402,7 @@ func TestFaults(t *testing.T) {
 		evictions += len(f.evicted)
 		var places []gpu.PodUID
 		for _, node := range f.ledger.Nodes() {
-			places = append(places, f.ledger.Counted(node.Name, ledger.Reclaimed)...)
+			places = append(places, f.placesOn(node.Name)...)
 		}
 		if n := allocations(f); n > 0 || f.reclaims.attempt != nil || len(f.reclaims.holds) > 0 ||
 			len(f.charged)+len(f.units)+len(f.members)+len(f.gated)+len(places)+len(f.knownAdmitted())+len(f.inNamespace)+len(f.Manager.allocated)+len(f.kept) > 0 {

@@ -423,7 +423,7 @@ func TestReclaimBehindPodWithoutRoom(t *testing.T) {
 // A pod that no node could run, for its CPU, is no demand: nothing is evicted for it.
 func TestReclaimNeedsCPU(t *testing.T) {
 	f := newReclaimFixture(t, 4)
-	f.EmptyCapacity = func() ledger.Capacity { return noCapacity{} }
+	f.tooLarge = []gpu.PodUID{"alice/1"}
 	f.pod("alice/1", 2)
 	f.run(time.Hour)
 	want(t, "evictions", 0, len(f.evicted))
@@ -433,11 +433,6 @@ func TestReclaimNeedsCPU(t *testing.T) {
 		{Terms: fairshare.DefaultTerms, Name: "bob", Share: 4, Allocated: 4},
 	}, f.Tenants())
 }
-
-type noCapacity struct{}
-
-func (noCapacity) Take(string, gpu.PodUID) bool { return false }
-func (noCapacity) Return(string, gpu.PodUID)    {}
 
 // While places are held, the tenant's later pods get other room. That doesn't end what is held, but it is the turn of others before.
 func TestReclaimHoldIsCharged(t *testing.T) {

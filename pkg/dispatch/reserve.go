@@ -32,7 +32,7 @@ func (r *round) reserve(u *unit) (places []ledger.ChosenNode) {
 	} else if requests = r.m.requestsOn(u, r.freed); requests == nil {
 		return nil
 	}
-	places, _ = r.m.Ledger.ReserveAll(requests, nil, r.view(), r.capacity, r.now)
+	places, _ = r.m.Ledger.ReserveAll(requests, nil, r.view(), r.now)
 	return places
 }
 

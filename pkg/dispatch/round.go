@@ -20,9 +20,8 @@ type round struct {
 	m   *Manager
 	now time.Time
 	// freed are the nodes on which something was freed since the units without room were tried.
-	freed    []string
-	capacity ledger.Capacity
-	open     *openPods
+	freed []string
+	open  *openPods
 	// awaiting are the IDs of the units that have awaited reservations, with their tenants. unseen are those whose tenants have not had their turn:
 	// their reservations don't count for the units that have their turn before.
 	awaiting map[string]string
@@ -72,7 +71,7 @@ func (m *Manager) makeRound(all bool, freed []string, now time.Time) {
 	m.gatherGroups()
 	m.grantHeld(now)
 	m.keepEnded(now)
-	r.capacity, r.open = m.Capacity(ledger.Reclaimed), m.openPods()
+	r.open = m.openPods()
 	p.rounds, m.effort = p.rounds+1, 0
 	if len(freed) > 0 {
 		p.freedAt = p.rounds

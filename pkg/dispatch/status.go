@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -232,7 +231,6 @@ const DefaultPriorityCutoff = 2_000_000_000
 // Snapshot returns the tenants, by name, as they are according to the API server alone. Of the options it uses Ledger, Groups,
 // Nodes and TurnRules. Pods that the extender has granted count as waiting until they are bound.
 func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
-	o.EmptyCapacity = func() ledger.Capacity { return nil }
 	m := New(o)
 	for name, ns := range namespaces {
 		m.SetNamespace(name, ns)

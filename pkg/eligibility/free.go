@@ -1,11 +1,9 @@
 package eligibility
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,21 +28,8 @@ type freeAmounts struct {
 type nodeUse struct {
 	// allocatable is what pods can use of the node; nil if the node isn't known.
 	allocatable Amounts
-	// used is what all bound pods use, and usedWithoutGPU what those use that ask for no GPU memory. A resource is counted even if the node
-	// doesn't list it: it may do so later.
-	used, usedWithoutGPU Amounts
-	nominated            []gpu.PodUID
-	// free is the state that was last read; nil if it has changed since.
-	free *nodeFree
-}
-
-// nodeFree is what a node has free at one moment. It is never changed.
-type nodeFree struct {
-	// free is what the bound pods leave of each resource that the node lists, negative if they use too much. withoutGPU is the same if only
-	// those pods count that ask for no GPU memory.
-	free, withoutGPU Amounts
-	// nominated are the pods that are nominated to the node.
-	nominated []*PodUse
+	// used is what all bound pods use. A resource is counted even if the node doesn't list it: it may do so later.
+	used Amounts
 }
 
 func newFreeAmounts() freeAmounts {
@@ -106,23 +91,12 @@ func (f *freeAmounts) remove(pod *PodUse) {
 
 // count adds what the pod uses to its node, times sign.
 func (f *freeAmounts) count(pod *PodUse, sign int64) {
-	name := cmp.Or(pod.Node, pod.NominatedNode)
-	if name == "" {
+	if pod.Node == "" {
 		return
 	}
-	n := f.node(name)
-	switch {
-	case pod.Node != "":
-		addUse(n.used, pod, sign)
-		if pod.Request == 0 {
-			addUse(n.usedWithoutGPU, pod, sign)
-		}
-	case sign > 0:
-		n.nominated = append(n.nominated, pod.UID)
-	default:
-		n.nominated = slices.DeleteFunc(n.nominated, func(uid gpu.PodUID) bool { return uid == pod.UID })
-	}
-	f.changed(name, n)
+	n := f.node(pod.Node)
+	addUse(n.used, pod, sign)
+	f.changed(pod.Node, n)
 }
 
 // addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
@@ -138,7 +112,7 @@ func addUse(sums Amounts, pod *PodUse, sign int64) {
 func (f *freeAmounts) node(name string) *nodeUse {
 	n := f.nodes[name]
 	if n == nil {
-		n = &nodeUse{used: Amounts{}, usedWithoutGPU: Amounts{}}
+		n = &nodeUse{used: Amounts{}}
 		f.nodes[name] = n
 	}
 	return n
@@ -155,31 +129,9 @@ func (f *freeAmounts) known(name string) *nodeUse {
 // changed records a change of the node, and drops it if nothing is known of it any more.
 func (f *freeAmounts) changed(name string, n *nodeUse) {
 	f.revision++
-	n.free = nil
-	if n.allocatable == nil && len(n.used) == 0 && len(n.nominated) == 0 {
+	if n.allocatable == nil && len(n.used) == 0 {
 		delete(f.nodes, name)
 	}
-}
-
-// of returns what the node has free, and those of the planned pods that are pending, and so don't use any of the node yet. It returns nil if the
-// node isn't known.
-func (f *freeAmounts) of(name string, planned []gpu.PodUID) (free *nodeFree, pending []*PodUse) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := f.known(name)
-	if n == nil {
-		return nil, nil
-	}
-	if n.free == nil {
-		n.free = &nodeFree{free: Amounts{}, withoutGPU: Amounts{}}
-		for name, amount := range n.allocatable {
-			n.free.free[name], n.free.withoutGPU[name] = amount-n.used[name], amount-n.usedWithoutGPU[name]
-		}
-		for _, uid := range n.nominated {
-			n.free.nominated = append(n.free.nominated, f.pods[uid])
-		}
-	}
-	return n.free, f.allPending(planned)
 }
 
 // FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, what the node has of that for pods, and the
@@ -295,22 +247,4 @@ func sumOf(name corev1.ResourceName, pods []*PodUse) (sum int64) {
 		sum += pod.Use(name)
 	}
 	return sum
-}
-
-// pending returns the pod if it still needs a node.
-func (f *freeAmounts) pending(uid gpu.PodUID) (*PodUse, bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	pod := f.pods[uid]
-	return pod, pod != nil && pod.pending()
-}
-
-// boundTo returns the pod if it is bound to the node; nil if it isn't.
-func (f *freeAmounts) boundTo(name string, uid gpu.PodUID) *PodUse {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if pod := f.pods[uid]; pod != nil && pod.Node == name {
-		return pod
-	}
-	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -69,37 +68,33 @@ func (r *randomCluster) pod(uid gpu.PodUID) {
 }
 
 // want counts what a node has free from the beginning.
-func (r *randomCluster) want(name string) *nodeFree {
+func (r *randomCluster) want(name string) Amounts {
 	list, known := r.nodes[name]
 	if !known {
 		return nil
 	}
-	want := &nodeFree{free: Amounts{}, withoutGPU: Amounts{}}
-	for resourceName, quantity := range list {
-		amount := quantity.Value()
-		if resourceName == corev1.ResourceCPU {
-			amount = quantity.MilliValue()
-		}
-		want.free[resourceName], want.withoutGPU[resourceName] = amount, amount
-	}
+	free := AmountsOf(list)
 	for _, p := range r.pods {
-		switch {
-		case p.Node == name:
+		if p.Node == name {
 			for resourceName := range list {
-				use := p.Requests[resourceName]
-				if resourceName == corev1.ResourcePods {
-					use = 1
-				}
-				want.free[resourceName] -= use
-				if p.Request == 0 {
-					want.withoutGPU[resourceName] -= use
-				}
+				free[resourceName] -= p.Use(resourceName)
 			}
-		case p.Node == "" && p.NominatedNode == name:
-			want.nominated = append(want.nominated, p)
 		}
 	}
-	return want
+	return free
+}
+
+// got returns what the cluster counts as free on a node.
+func (r *randomCluster) got(name string) Amounts {
+	n := r.cluster.free.known(name)
+	if n == nil {
+		return nil
+	}
+	free := Amounts{}
+	for resourceName, amount := range n.allocatable {
+		free[resourceName] = amount - n.used[resourceName]
+	}
+	return free
 }
 
 // What nodes have free, kept by differences, is what a count from the beginning finds, in any order of events: nodes that come after their
@@ -109,22 +104,13 @@ func TestFree(t *testing.T) {
 	for seed := range uint64(30) {
 		r := &randomCluster{rand.New(rand.NewPCG(seed, 1)), NewCluster(), map[string]corev1.ResourceList{}, map[gpu.PodUID]*PodUse{}}
 		name, uid := func(i int) string { return fmt.Sprint("n", i) }, func(i int) gpu.PodUID { return gpu.PodUID(fmt.Sprint("p", i)) }
-		state := func() (all []*nodeFree) {
+		state := func(of func(name string) Amounts) (all []Amounts) {
 			for i := range randomNodes {
-				all = append(all, r.want(name(i)))
+				all = append(all, of(name(i)))
 			}
 			return all
 		}
-		sameFree := cmp.AllowUnexported(nodeFree{}, PodUse{})
-		byUID := cmp.Transformer("byUID", func(pods []*PodUse) []gpu.PodUID {
-			var uids []gpu.PodUID
-			for _, p := range pods {
-				uids = append(uids, p.UID)
-			}
-			slices.Sort(uids)
-			return uids
-		})
-		before := state()
+		before := state(r.want)
 		for step := range 200 {
 			revision := r.cluster.free.revision
 			switch n, p := r.IntN(randomNodes), r.IntN(randomPods); r.IntN(10) {
@@ -145,17 +131,12 @@ func TestFree(t *testing.T) {
 			default:
 				r.pod(uid(p))
 			}
-			after := state()
-			var got []*nodeFree
-			for i := range randomNodes {
-				free, _ := r.cluster.free.of(name(i), nil)
-				got = append(got, free)
-			}
 			r.compareFits(t, name(r.IntN(randomNodes)))
-			if diff := cmp.Diff(after, got, sameFree, byUID); diff != "" {
+			after := state(r.want)
+			if diff := cmp.Diff(after, state(r.got)); diff != "" {
 				t.Fatalf("seed %d, step %d (-want +got):\n%s", seed, step, diff)
 			}
-			if changed := !cmp.Equal(before, after, sameFree, byUID); changed && r.cluster.free.revision == revision {
+			if changed := !cmp.Equal(before, after); changed && r.cluster.free.revision == revision {
 				t.Fatalf("seed %d, step %d: the revision doesn't show the change", seed, step)
 			}
 			before = after
@@ -195,7 +176,7 @@ func (r *randomCluster) compareFits(t *testing.T, node string) {
 		if state == nil {
 			break
 		}
-		free, listed := state.free[resourceName]
+		free, listed := state[resourceName]
 		need := use(q.Pods, pending, resourceName)
 		free += use(q.Ending, func(p *PodUse) bool { return p.Node == node }, resourceName) - use(q.Ahead, pending, resourceName)
 		if need > 0 && (listed && need > free || !listed && q.Listed) {

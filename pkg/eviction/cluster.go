@@ -14,7 +14,7 @@ import (
 func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out := reclaim.Cluster{
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
-		Capacity: r.capacity(), Budgets: map[gpu.PodUID][]int{},
+		Budgets: map[gpu.PodUID][]int{},
 	}
 	budgets := newBudgets(r.Cache, new(preemption.Budget))
 	for _, v := range need.Victims {
@@ -29,6 +29,9 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	unseen := map[string]bool{}
 	for _, u := range need.Units {
 		pods, unseen[u.Item] = append(pods, u.Pods...), true
+	}
+	out.FitsResources = func(node string, pods []gpu.Pod, gone []gpu.PodUID) bool {
+		return r.Ledger.FitsResources(node, pods, gone, unseen)
 	}
 	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
 	seen := map[*string]bool{}
@@ -76,7 +79,6 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 			continue
 		}
 		placement.Release(available.Cards, a.Placement)
-		cluster.Capacity.Evict(name, a.UID)
 		cluster.Leaving[name] = append(cluster.Leaving[name], a.UID)
 	}
 	slices.Sort(cluster.Leaving[name])
@@ -85,7 +87,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 
 // stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
 func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
-	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}, Capacity: r.capacity()}
+	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}}
 	unseen := map[string]bool{}
 	for _, served := range plan.Served {
 		unseen[served.Item] = true

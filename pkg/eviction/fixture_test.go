@@ -39,6 +39,8 @@ type cluster struct {
 	notReady, budgetsNotSynced error
 	// informed receives the changes of pods.
 	informed *PlaceKeeper
+	// noCPU are nodes without CPU for any pod.
+	noCPU map[string]bool
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
@@ -52,7 +54,8 @@ func newCluster(objects ...runtime.Object) *cluster {
 			c.budgets = append(c.budgets, o)
 		}
 	}
-	c.ledger, c.informed = fake.Ledger(nodes...), NewPlaceKeeper(NewExecutor(Options{}, recordName), func() {})
+	enough := fake.Resources(func(q ledger.ResourceQuery) bool { return !c.noCPU[q.Node] })
+	c.ledger, c.informed = fake.LedgerWith(enough, nodes...), NewPlaceKeeper(NewExecutor(Options{}, recordName), func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)

@@ -37,7 +37,8 @@ func (d *Defragmenter) choosePlan(ctx context.Context, pod *clustercache.PodInfo
 		if len(nodes) == maxPlans {
 			break
 		}
-		if node, ok := s.node(name, preemption.Victims{}); ok && preemption.Fragmented(node, s.request) && d.Ledger.FitsResources(name, pod.Pod, nil) {
+		node, ok := s.node(name, preemption.Victims{})
+		if ok && preemption.Fragmented(node, s.request) && d.Ledger.FitsResources(name, []gpu.Pod{pod.Pod}, nil, nil) {
 			node.Pods = slices.DeleteFunc(node.Pods, func(p preemption.Pod) bool { return !p.Terminating && !d.executor.mayEvict(p.UID, p.Budgets) })
 			names, nodes = append(names, name), append(nodes, node)
 		}

@@ -43,7 +43,6 @@ type Reclaimer struct {
 	evictor
 	executor *Executor
 	reads    ReclaimAPI
-	capacity func() reclaim.Capacity
 }
 
 // ReclaimAPI is the part of package apiserver that a Reclaimer uses beside API.
@@ -54,9 +53,9 @@ type ReclaimAPI interface {
 	Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
 }
 
-// NewReclaimer returns a Reclaimer. capacity returns a new count of what nodes have besides GPU memory.
-func NewReclaimer(x *Executor, reads ReclaimAPI, capacity func() reclaim.Capacity) *Reclaimer {
-	return &Reclaimer{evictor: x.evictor, executor: x, reads: reads, capacity: capacity}
+// NewReclaimer returns a Reclaimer.
+func NewReclaimer(x *Executor, reads ReclaimAPI) *Reclaimer {
+	return &Reclaimer{evictor: x.evictor, executor: x, reads: reads}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan

@@ -36,12 +36,11 @@ type reclaimFixture struct {
 	events   chan string
 	standby  error
 	// holds are the plans for which hold was called, after which it refuses or not.
-	holds      []reclaim.Plan
-	holdFails  bool
-	b          []*corev1.Pod
-	a          *corev1.Pod
-	meanwhile  func(f *reclaimFixture)
-	noCapacity map[string]bool
+	holds     []reclaim.Plan
+	holdFails bool
+	b         []*corev1.Pod
+	a         *corev1.Pod
+	meanwhile func(f *reclaimFixture)
 }
 
 func newReclaimFixture() *reclaimFixture {
@@ -64,18 +63,10 @@ func newReclaimFixture() *reclaimFixture {
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer, Reclaims: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines,
-	}, recordName), f.server, func() reclaim.Capacity { return anyCapacity{f} })
+	}, recordName), f.server)
 	f.executor.Tick(context.Background())
 	return f
 }
-
-// anyCapacity has room for everything, except on nodes without.
-type anyCapacity struct{ f *reclaimFixture }
-
-func (c anyCapacity) Take(node string, _ gpu.PodUID) bool    { return !c.f.noCapacity[node] }
-func (c anyCapacity) Return(string, gpu.PodUID)              {}
-func (c anyCapacity) Evict(string, gpu.PodUID)               {}
-func (c anyCapacity) Restore(string, gpu.PodUID) (fits bool) { return true }
 
 // need returns what alice needs.
 func (f *reclaimFixture) need() reclaim.Need {
@@ -175,7 +166,7 @@ func TestReclaimer(t *testing.T) {
 		"one that should have ended long ago isn't": {func(f *reclaimFixture) {
 			f.cluster.report(fake.Edited(f.b[0], fake.Terminating(begin.Add(-time.Hour))))
 		}, true, []string{"?b2", "b2"}, nil},
-		"a node without CPU": {func(f *reclaimFixture) { f.noCapacity = map[string]bool{"n1": true} }, true, []string{"?b3", "b3"}, nil},
+		"a node without CPU": {func(f *reclaimFixture) { f.cluster.noCPU = map[string]bool{"n1": true} }, true, []string{"?b3", "b3"}, nil},
 		"its anti-affinity keeps it off the node": {func(f *reclaimFixture) {
 			f.server.Set(fake.Edited(f.a, apartFrom("db", "")))
 			f.server.Set(fake.Edited(fake.Pod("db", 0, fake.Bound("n1", 0)), fake.Label("db")))

@@ -66,7 +66,7 @@ func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Vic
 		if !ok {
 			continue
 		}
-		if chosen, ok := preemption.Choose(node, s.request, s.work); ok && s.ledger.FitsResources(name, s.pod.Pod, chosen.Pods) {
+		if chosen, ok := preemption.Choose(node, s.request, s.work); ok && s.ledger.FitsResources(name, []gpu.Pod{s.pod.Pod}, chosen.Pods, nil) {
 			victims[name] = chosen
 		}
 	}

@@ -26,7 +26,7 @@ func newBenchCluster(nodes int) *benchCluster {
 		Ledger: c.ledger, Release: func(uid gpu.PodUID) { c.ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack},
 		Hold: testHold, Patience: testPatience, OnFailure: Evict, Observer: discard{},
-		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, AwaitsTurn: never,
+		Failures: &queue.Failures{}, AwaitsTurn: never,
 		EligibleNodes: func(gpu.PodUID) []string { return c.nodes },
 	})
 	for i := range nodes {

@@ -117,7 +117,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 // movePlace moves the member's reservation to one of the nodes, or to another card of its node. It reports whether one
 // has room.
 func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now time.Time) bool {
-	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, mgr.Capacity(), now)
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, now)
 	if ok {
 		mgr.setPlace(pm, node)
 	}
@@ -137,7 +137,7 @@ func (mgr *Manager) exchangePlace(r *run, m *member, pm *plannedMember, nodes []
 			continue
 		}
 		places, _ := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: m.Pod, Nodes: []string{o.node}}, {Pod: other.Pod, Nodes: []string{pm.node}}},
-			[][]gpu.PodUID{{m.UID, o.uid}}, mgr.View, mgr.Capacity(), now)
+			[][]gpu.PodUID{{m.UID, o.uid}}, mgr.View, now)
 		if places == nil {
 			return false
 		}

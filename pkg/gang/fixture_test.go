@@ -12,6 +12,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 var begin = time.Unix(1_800_000_000, 0)
@@ -22,11 +23,18 @@ const (
 )
 
 // newManager returns a Manager on an empty ledger. A move that the table doesn't contain fails the test.
-func newManager(t *testing.T) (mgr *Manager) {
+func newManager(t *testing.T) *Manager { return newManagerWith(t, nil) }
+
+// newManagerWith is newManager with a ledger that asks fits about CPU; nil if all pods have enough.
+func newManagerWith(t *testing.T, fits fake.Resources) (mgr *Manager) {
+	l := ledger.New()
+	if fits != nil {
+		l = ledger.NewWithResources(fits, nil)
+	}
 	mgr = New(Options{
-		Ledger: ledger.New(), Release: func(uid gpu.PodUID) { mgr.Ledger.Release(uid) },
+		Ledger: l, Release: func(uid gpu.PodUID) { mgr.Ledger.Release(uid) },
 		View: ledger.View{Card: placement.Binpack, Node: placement.Binpack}, Hold: testHold, Patience: testPatience,
-		Capacity: func() ledger.Capacity { return nil }, Failures: &queue.Failures{}, AwaitsTurn: never,
+		Failures: &queue.Failures{}, AwaitsTurn: never,
 		OnFailure: Evict, Observer: discard{}, IllegalMove: func(move string) { t.Error(move) },
 	})
 	return mgr

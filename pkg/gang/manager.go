@@ -42,8 +42,6 @@ type Options struct {
 	// EligibleNodes returns the nodes that the pod can run on regardless of free resources. It is called rarely, with
 	// the Manager's lock held.
 	EligibleNodes func(gpu.PodUID) []string
-	// Capacity returns a new count of what nodes have free besides GPU memory; nil if only GPU memory counts.
-	Capacity func() ledger.Capacity
 	// Failures are those of all items.
 	Failures *queue.Failures
 	// AwaitsTurn reports whether the pod must wait for its turn of fair sharing.

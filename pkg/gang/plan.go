@@ -121,13 +121,12 @@ func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Tim
 	// A run got its turn because there was room, and priorities count within a tenant only. But members that run must not be evicted.
 	mayTake := r.phase == PhaseBroken || !n.any(mgr.Ledger.NeedsTurn)
 	yields := func(o *run) bool { return mayTake && r.takesFrom(o) }
-	capacity := mgr.Capacity()
-	places := mgr.take(n.requests, granted, yields, capacity, now)
-	if places == nil && n.mixed && capacity != nil {
+	places := mgr.take(n.requests, granted, yields, now)
+	if places == nil && n.mixed {
 		// The ledger places one request after the other, the largest first. If CPU is scarce too, it can fail although places for all exist.
 		requests := slices.Clone(n.requests)
 		slices.Reverse(requests)
-		places = mgr.take(requests, granted, yields, capacity, now)
+		places = mgr.take(requests, granted, yields, now)
 		slices.Reverse(places)
 	}
 	return places
@@ -136,7 +135,7 @@ func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Tim
 // take reserves memory for all requests, or returns nil if there is no room. The granted places give way to that, and then plans of runs that yield: the
 // last in the order first, and as few as needed.
 func (mgr *Manager) take(
-	requests []ledger.Request, granted []gpu.PodUID, yields func(*run) bool, capacity ledger.Capacity, now time.Time,
+	requests []ledger.Request, granted []gpu.PodUID, yields func(*run) bool, now time.Time,
 ) []ledger.ChosenNode {
 	mgr.work += len(requests)
 	var runs []*run
@@ -156,7 +155,7 @@ func (mgr *Manager) take(
 		}
 		runs, yielding = append(runs, r), append(yielding, set)
 	}
-	places, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, capacity, now)
+	places, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, now)
 	if places == nil {
 		for _, set := range yielding {
 			mgr.work += len(set)
@@ -190,7 +189,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	yields := func(r *run) bool {
 		return lower(r) && slices.ContainsFunc(r.plan.order, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
 	}
-	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, nil, now)
+	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, now)
 	if places == nil || places[0].Existing {
 		return false
 	}

@@ -16,26 +16,14 @@ import (
 // recorder records for which groups memory was asked, by their first members.
 type recorder struct{ asked []string }
 
-// noCapacity is a Capacity without room, for one group.
-type noCapacity struct {
-	*recorder
-	known bool
-}
-
-func (c *noCapacity) Take(_ string, uid gpu.PodUID) bool {
-	if !c.known {
-		c.known, c.asked = true, append(c.asked, string(uid))
-	}
-	return false
-}
-
-func (c *noCapacity) Return(string, gpu.PodUID) {}
-
 // newFullManager returns a Manager whose groups find no room on the node n.
 func newFullManager(t *testing.T) (*Manager, *recorder) {
-	mgr, full := newManager(t), &recorder{}
+	full := &recorder{}
+	mgr := newManagerWith(t, func(q ledger.ResourceQuery) bool {
+		full.asked = append(full.asked, string(q.Pods[0]))
+		return false
+	})
 	mgr.Ledger.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 1 << 20}}})
-	mgr.Capacity = func() ledger.Capacity { return &noCapacity{recorder: full} }
 	mgr.StartLeading(begin)
 	return mgr, full
 }
@@ -110,30 +98,18 @@ func TestWorkPerTick(t *testing.T) {
 	}
 }
 
-// cpus counts free CPUs by node. It implements ledger.Capacity.
-type cpus struct {
-	free  map[string]int
-	needs map[gpu.PodUID]int
-}
-
-func (c cpus) Take(node string, uid gpu.PodUID) bool {
-	if c.free[node] < c.needs[uid] {
-		return false
-	}
-	c.free[node] -= c.needs[uid]
-	return true
-}
-
-func (c cpus) Return(node string, uid gpu.PodUID) { c.free[node] += c.needs[uid] }
-
 // TestOppositeOrder: the largest pod, placed first, takes the node with the CPUs that the other one needs.
 func TestOppositeOrder(t *testing.T) {
-	mgr := newManager(t)
+	free, needs := map[string]int{"n1": 2, "n2": 1}, map[gpu.PodUID]int{"large": 1, "small": 2}
+	mgr := newManagerWith(t, func(q ledger.ResourceQuery) bool {
+		sum := 0
+		for _, uid := range slices.Concat(q.Pods, q.Ahead) {
+			sum += needs[uid]
+		}
+		return sum <= free[q.Node]
+	})
 	for _, node := range []string{"n1", "n2"} {
 		mgr.Ledger.SetNode(node, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 16}}})
-	}
-	mgr.Capacity = func() ledger.Capacity {
-		return cpus{map[string]int{"n1": 2, "n2": 1}, map[gpu.PodUID]int{"large": 1, "small": 2}}
 	}
 	mgr.StartLeading(begin)
 	mgr.SetMember(newMember("small", 0, sized(2)), begin)
@@ -143,38 +119,6 @@ func TestOppositeOrder(t *testing.T) {
 			t.Errorf("%s: %v, want %s: %s", uid, got.Nodes, want, got.Reason.Text())
 		}
 	}
-}
-
-// TestCapacity: what the count of other resources gets to know, and when.
-func TestCapacity(t *testing.T) {
-	mgr := newManager(t)
-	mgr.StartLeading(begin)
-	mgr.Ledger.SetNode("n", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{{Memory: 32}}})
-	for _, name := range []string{"a", "b"} {
-		mgr.SetMember(newMember(name, 0, sized(2)), begin)
-	}
-	want := func(what string, want ...gpu.PodUID) {
-		t.Helper()
-		if planned := mgr.Ledger.Counted("n", ledger.Reclaimed); !slices.Equal(planned, want) {
-			t.Errorf("%s: planned %v, want %v", what, planned, want)
-		}
-	}
-	want("before the plan")
-	mgr.filterAll("a", []string{"n"}, begin)
-	want("planned", "a", "b")
-	var permits []*Permit
-	for _, uid := range []gpu.PodUID{"b", "a"} {
-		permit, reason := mgr.RequestPermit(uid, "n", begin)
-		if reason != nil {
-			t.Fatal(reason)
-		}
-		permits = append(permits, permit)
-	}
-	want("being bound", "a", "b")
-	mgr.Bound("a", "n", permits[1], begin)
-	<-permits[0].Decided
-	mgr.Bound("b", "n", permits[0], begin)
-	want("bound")
 }
 
 // TestNoRoomForManyMembers: while a group has no room, a filter call for one of its members doesn't look at all others.

@@ -121,7 +121,7 @@ func TestSharesProblems(t *testing.T) {
 		}},
 		"a node with another unit": {append([]nodeBuilder{inventoryNode(t, "n3", "10.0.0.3", gpu.MiB, t4(0, 16<<10))}, nodes...), shareByNamespace, []string{
 			"nodes have different units of GPU memory, so the same request means different amounts: MiB (n3), GiB (n1, n2); give all the same devicePlugin.memoryUnit",
-			strings.Replace(guaranteed, "48", "64", 1),
+			strings.Replace(guaranteed, "48", "16432", 1),
 		}},
 		"no nodes yet": {nil, "label:team", []string{}},
 	} {

@@ -24,12 +24,6 @@ func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) 
 	defer l.mu.RUnlock()
 	n, a := l.nodes[name], l.asker(&pod, nil)
 	reason := l.fit(n, &a)
-	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		reason = reasons.Elsewhere
-		if home == name {
-			reason = reasons.Fits
-		}
-	}
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
@@ -38,27 +32,36 @@ func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) 
 }
 
 // Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the
-// pod. It is much cheaper than Availability. It takes the lock once per node.
+// pod. It is much cheaper than Availability.
 func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	for _, name := range names {
-		if l.outranked(name, pod.Priority) {
+		if n := l.nodes[name]; n != nil && n.hasBoundBelow(pod.Priority) {
 			out = append(out, name)
 		}
 	}
 	return out
 }
 
-func (l *Ledger) outranked(name string, priority int32) bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	n := l.nodes[name]
-	if n == nil {
-		return false
-	}
+func (n *node) hasBoundBelow(priority int32) bool {
 	for _, a := range n.allocations {
 		if a.State == Bound && a.Priority < priority {
 			return true
 		}
 	}
 	return false
+}
+
+// SeenEnd returns those of the named nodes, in order, that have pods that are being deleted and no room for the pod by the sum of their cards.
+// kube-scheduler counts by this sum. If it offers such a node to the pod, it has seen the end of some of its pods before the ledger has.
+func (l *Ledger) SeenEnd(pod gpu.Pod, names []string) (out []string) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, name := range names {
+		if n := l.nodes[name]; n != nil && n.leaving > 0 && n.requested.Add(pod.Request) > n.memory() {
+			out = append(out, name)
+		}
+	}
+	return out
 }

@@ -44,49 +44,42 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 	return made
 }
 
-// AwaitedUsable reports whether the item's awaited reservation is for these requests and for the item's rank, the nodes still take its pods, and
-// its cards exist, are healthy, and would have room for what is reserved on them if they were empty. It returns false if there is no reservation.
+// AwaitedUsable reports whether the item's awaited reservation is for these requests, as they are now, and for the item's rank, the nodes still take
+// its pods, and its cards exist, are healthy, and would have room if they were empty. It returns false if there is no reservation.
 func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.items[Queued][item.ID]
-	if r == nil || r.Item != item || !l.isFor(r, requests) {
+	if r == nil || r.Item != item {
 		return false
 	}
-	for name, places := range l.placesByNode(r) {
-		n := l.nodes[name]
-		if slices.ContainsFunc(places, func(place Place) bool { return !n.takes(&place) }) || !fitTogether(n.spec.empty(), places) {
+	places := map[gpu.PodUID]*Place{}
+	for i := range r.Places {
+		places[r.Places[i].Pod.UID] = &r.Places[i]
+	}
+	for i := range requests {
+		pod := &requests[i].Pod
+		place := places[pod.UID]
+		delete(places, pod.UID)
+		if !l.allocated(pod.UID) && (place == nil || place.Pod.Demand() != pod.Demand() || !l.nodes[place.Node].takes(place)) {
 			return false
+		}
+	}
+	for uid := range places {
+		if !l.allocated(uid) {
+			return false // The pod isn't one of the item any more.
 		}
 	}
 	return true
 }
 
-// takes reports whether the node takes the pod of the place, on cards that can be used. n may be nil.
+// takes reports whether the node takes the pod of the place, on cards that can be used and are large enough. n may be nil.
 func (n *node) takes(place *Place) bool {
 	demand := place.Pod.Demand()
-	return n.accepts(&demand) == reasons.Fits &&
-		!slices.ContainsFunc(place.On, func(on gpu.Share) bool { return n.usableCard(on.Card, &demand) == nil })
-}
-
-// isFor reports whether the reservation has a place for each pod without an allocation, as it is now, and no others.
-func (l *Ledger) isFor(r *Reservation, requests []Request) bool {
-	missing := map[gpu.PodUID]gpu.Demand{}
-	for i := range requests {
-		pod := &requests[i].Pod
-		if !l.allocated(pod.UID) {
-			missing[pod.UID] = pod.Demand()
-		}
-	}
-	for i := range r.Places {
-		pod := &r.Places[i].Pod
-		demand, found := missing[pod.UID]
-		if !l.allocated(pod.UID) && (!found || demand != pod.Demand()) {
-			return false
-		}
-		delete(missing, pod.UID)
-	}
-	return len(missing) == 0
+	return n.accepts(&demand) == reasons.Fits && !slices.ContainsFunc(place.On, func(on gpu.Share) bool {
+		card := n.usableCard(on.Card, &demand)
+		return card == nil || card.Memory < on.Memory
+	})
 }
 
 // AwaitedFree reports whether all that the item's awaited reservation has is free, with the CPU and the other resources that its pods need, and no
@@ -120,16 +113,12 @@ func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
 
 // isFree reports whether the places of one item are free on the node, with the resources that their pods need.
 func (l *Ledger) isFree(n *node, places []Place) bool {
-	q, lowest := ResourceQuery{Node: n.name}, &places[0].Pod // A pod of lower priority sees more as used.
+	pods := make([]gpu.Pod, len(places))
 	for i := range places {
-		pod := &places[i].Pod
-		q.Pods = append(q.Pods, pod.UID)
-		if pod.Priority < lowest.Priority {
-			lowest = pod
-		}
+		pods[i] = places[i].Pod
 	}
-	a := l.asker(lowest, nil)
-	q.Ahead, _ = l.podsAhead(n, &a)
+	a, q := l.askTogether(n, pods, nil)
+	q.Ending = nil
 	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), places)
 }
 
@@ -185,7 +174,7 @@ func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 	}
 	for name, uids := range pods {
 		if n := l.nodes[name]; n != nil && l.resources != nil {
-			out[name] = max(out[name], gpu.Memory(l.resources.Part(name, uids)*float64(n.totals.Memory)))
+			out[name] = max(out[name], gpu.Memory(l.resources.Part(name, uids)*float64(n.memory())))
 		}
 	}
 	return out
@@ -215,40 +204,51 @@ func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	return first.Item.Label
 }
 
-// AwaitedIdle returns the memory that each item's awaited reservation keeps from other pods now, by the item's ID: what is free on its cards.
-func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	out := make(map[string]gpu.Memory, len(l.reservations.items[Queued]))
-	for id, r := range l.reservations.items[Queued] {
-		out[id] = 0
-		l.eachIdle([]*Reservation{r}, func(_ *node, amount gpu.Memory) { out[id] = out[id].Add(amount) })
-	}
-	return out
-}
-
 // AwaitedIdleRatio returns the part of the memory of all shared cards that awaited reservations keep from other pods now: what is free on their
 // cards. It is between 0 and 1.
 func (l *Ledger) AwaitedIdleRatio() float64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if len(l.reservations.items[Queued]) == 0 {
-		return 0 // Usually.
-	}
 	var idle, all float64 // In bytes: nodes can have different units.
-	bytes := func(n *node, amount gpu.Memory) float64 {
-		return float64(n.unit().Bytes(amount))
-	}
-	l.eachIdle(slices.Collect(maps.Values(l.reservations.items[Queued])), func(n *node, amount gpu.Memory) { idle += bytes(n, amount) })
 	for _, n := range l.nodes {
 		if n.shareable() == reasons.Fits {
-			all += bytes(n, n.totals.Memory)
+			idle += float64(n.unit().Bytes(l.awaitedIdle(n, nil)))
+			all += float64(n.unit().Bytes(n.memory()))
 		}
 	}
-	if all == 0 {
-		return 0
+	return idle / max(all, 1)
+}
+
+// AwaitedIdle returns the memory that each item's awaited reservation keeps from other pods now, by the item's ID: what is free on its cards.
+func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	out := map[string]gpu.Memory{}
+	for id, r := range l.reservations.items[Queued] {
+		out[id] = 0
+		for name := range l.placesByNode(r) {
+			if n := l.nodes[name]; n != nil {
+				out[id] = out[id].Add(l.awaitedIdle(n, r))
+			}
+		}
 	}
-	return idle / all
+	return out
+}
+
+// awaitedIdle returns what is free on the node's cards of the places of an awaited reservation from the queue; of all if it is nil.
+func (l *Ledger) awaitedIdle(n *node, of *Reservation) (idle gpu.Memory) {
+	kept := map[int]gpu.Memory{}
+	for i := range n.reserved {
+		if r := &n.reserved[i]; r.Source == Queued && (of == nil || of == r.Reservation) && !l.allocated(r.Pod.UID) {
+			for _, share := range r.On {
+				kept[share.Card] = kept[share.Card].Add(share.Memory)
+			}
+		}
+	}
+	for i := range n.cards {
+		idle = idle.Add(min(kept[n.cards[i].Index], n.cards[i].Free()))
+	}
+	return idle
 }
 
 // AwaitedNodes returns the nodes on which awaited reservations from the queue keep cards for pods.
@@ -262,31 +262,6 @@ func (l *Ledger) AwaitedNodes() map[gpu.PodUID]string {
 		}
 	}
 	return nodes
-}
-
-// eachIdle calls visit for each card of the reservations, with what is free there of their places. The caller holds the lock.
-func (l *Ledger) eachIdle(items []*Reservation, visit func(n *node, amount gpu.Memory)) {
-	type card struct {
-		node  string
-		index int
-	}
-	kept := map[card]gpu.Memory{}
-	for _, r := range items {
-		for _, place := range r.Places {
-			if !l.allocated(place.Pod.UID) {
-				for _, s := range place.On {
-					kept[card{place.Node, s.Card}] += s.Memory
-				}
-			}
-		}
-	}
-	for on, amount := range kept {
-		if n := l.nodes[on.node]; n != nil {
-			if i, ok := n.position(on.index); ok {
-				visit(n, min(amount, n.cards[i].Free()))
-			}
-		}
-	}
 }
 
 // awaitedChoice is one choice of cards, see Await.
@@ -318,65 +293,56 @@ const (
 // changes one node, so others are never better. Requests that shared a list of nodes share one again, and so a ranking: kinds that differ in CPU
 // alone would otherwise be ranked one by one, with the lock held.
 func (c *awaitedChoice) shortlist(requests []Request) []Request {
-	type demandOn struct {
-		list   listKey
-		demand gpu.Demand
-	}
-	type alike struct {
-		demandOn
+	type kind struct {
+		list     listKey
+		demand   gpu.Demand
 		requests string
 	}
-	best, compared := map[listKey]map[int]bool{}, map[alike]bool{}
-	var rated demandOn
-	var order []int
+	compared, best := map[kind]bool{}, map[listKey]map[string]bool{}
 	for i := range requests {
 		request := &requests[i]
-		wanted := demandOn{keyOf(request.Nodes), request.Pod.Demand()}
-		k := alike{wanted, c.requestsOf(request.Pod.UID)}
+		k := kind{keyOf(request.Nodes), request.Pod.Demand(), c.requestsOf(request.Pod.UID)}
 		if compared[k] {
 			continue
 		}
 		compared[k] = true
-		if rated != wanted { // Mostly requests of one demand follow one another.
-			rated, order = wanted, c.bestFirst(request)
+		if best[k.list] == nil {
+			best[k.list] = map[string]bool{}
 		}
-		if best[wanted.list] == nil {
-			best[wanted.list] = map[int]bool{}
-		}
-		for _, position := range c.firstWithResources(request, order, len(requests)+spareNodes) {
-			best[wanted.list][position] = true
+		for _, name := range c.best(request, len(requests)+spareNodes) {
+			best[k.list][name] = true
 		}
 	}
 	names, out := map[listKey][]string{}, slices.Clone(requests)
 	for i := range out {
 		list := keyOf(requests[i].Nodes)
 		if names[list] == nil {
-			for _, position := range slices.Sorted(maps.Keys(best[list])) {
-				names[list] = append(names[list], requests[i].Nodes[position])
-			}
+			names[list] = slices.DeleteFunc(slices.Clone(requests[i].Nodes), func(name string) bool { return !best[list][name] })
 		}
 		out[i].Nodes = names[list]
 	}
 	return out
 }
 
-// bestFirst returns the positions of the nodes that the request fits, the best first.
-func (c *awaitedChoice) bestFirst(request *Request) []int {
-	rates := map[int]float64{}
-	for from := 0; from < len(request.Nodes); from += partOfNodes {
-		c.rateSome(request, from, rates)
+// best returns the first n of the request's nodes that it fits and that will have the resources for it, the best first.
+func (c *awaitedChoice) best(request *Request, n int) (best []string) {
+	demand := request.Pod.Demand()
+	rates := c.known[demand]
+	if rates == nil {
+		rates = map[string]float64{}
+		c.known[demand] = rates
 	}
-	return slices.SortedFunc(maps.Keys(rates), func(a, b int) int { return cmp.Or(cmp.Compare(rates[b], rates[a]), cmp.Compare(a, b)) })
-}
-
-// firstWithResources returns the first n of the positions whose nodes will have the resources for the request.
-func (c *awaitedChoice) firstWithResources(request *Request, positions []int, n int) (have []int) {
-	for i := 0; i < len(positions) && len(have) < n; i++ {
-		if c.nodeWillHaveResources(request.Nodes[positions[i]], request.Pod.UID) {
-			have = append(have, positions[i])
+	for part := range slices.Chunk(request.Nodes, partOfNodes) {
+		c.rateAll(&request.Pod, part, rates)
+	}
+	names := slices.DeleteFunc(slices.Clone(request.Nodes), func(name string) bool { return rates[name] == 0 })
+	slices.SortStableFunc(names, func(x, y string) int { return cmp.Compare(rates[y], rates[x]) })
+	for i := 0; i < len(names) && len(best) < n; i++ {
+		if c.nodeWillHaveResources(names[i], request.Pod.UID) {
+			best = append(best, names[i])
 		}
 	}
-	return have
+	return best
 }
 
 // nodeWillHaveResources is willHaveResources for callers without the lock.
@@ -408,25 +374,14 @@ func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) 
 	return len(q.Ending) > 0 && c.resourcesFit(q)
 }
 
-// rateSome adds the rates of the next partOfNodes nodes that the request fits, by their positions.
-func (c *awaitedChoice) rateSome(request *Request, from int, rates map[int]float64) {
+// rateAll adds the rates of the nodes.
+func (c *awaitedChoice) rateAll(pod *gpu.Pod, nodes []string, rates map[string]float64) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	a := c.asker(&request.Pod, nil)
-	known := c.known[a.demand]
-	if known == nil {
-		known = map[string]float64{}
-		c.known[a.demand] = known
-	}
-	for i := from; i < min(from+partOfNodes, len(request.Nodes)); i++ {
-		name := request.Nodes[i]
-		rate, rated := known[name]
-		if n := c.nodes[name]; !rated && n != nil {
-			rate, _ = c.rate(n, &a, noKind)
-			known[name] = rate
-		}
-		if rate > 0 {
-			rates[i] = rate
+	a := c.asker(pod, nil)
+	for _, name := range nodes {
+		if _, known := rates[name]; !known && c.nodes[name] != nil {
+			rates[name], _ = c.rate(c.nodes[name], &a, noKind)
 		}
 	}
 }

@@ -65,7 +65,7 @@ func TestAwaitedReservation(t *testing.T) {
 	finds("a pod keeps its allocation", pod("c", 12), "n2")
 	f.Remove("c")
 	finds("freed memory of a reserved card is reserved as well", pod("x", 4))
-	places, _ := f.ReserveAll(requests(nodes, 16, 16), nil, binpack, nil, at)
+	places, _ := f.ReserveAll(requests(nodes, 16, 16), nil, binpack, at)
 	expect(t, "reservations of the members", 2, len(places))
 	f.Release("w0")
 	f.Release("w1")
@@ -165,7 +165,7 @@ func TestAwaitedBehindUnit(t *testing.T) {
 	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))
 	f.Remove("v1")
 	f.Remove("v2")
-	places, _ := f.ReserveAll([]ledger.Request{{Pod: p2, Nodes: nodes}, {Pod: p1, Nodes: nodes}}, nil, binpack, nil, at)
+	places, _ := f.ReserveAll([]ledger.Request{{Pod: p2, Nodes: nodes}, {Pod: p1, Nodes: nodes}}, nil, binpack, at)
 	expect(t, "places", 2, len(places))
 }
 

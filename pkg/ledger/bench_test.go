@@ -96,12 +96,7 @@ func BenchmarkRank(b *testing.B) {
 		}
 		defer reportCPU(b)()
 		for i := 0; b.Loop(); i++ {
-			best := placement.Best{K: 1}
-			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(i int, suits placement.Suitability, reason reasons.Reason) {
-				if reason == reasons.Fits {
-					best.Add(placement.Candidate{Node: i, Suits: suits})
-				}
-			})
+			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, reasons.Reason) {})
 		}
 	}, sizes...)
 }
@@ -116,13 +111,8 @@ func BenchmarkRankSample(b *testing.B) {
 			for at := range other {
 				other[at]++
 			}
-			best, from := placement.Best{K: 1}, i%10*sample
-			start := cpuTime()
-			l.Rank(tentative, pod("asking", 1500), names[from:from+sample], func(i int, suits placement.Suitability, reason reasons.Reason) {
-				if reason == reasons.Fits {
-					best.Add(placement.Candidate{Node: i, Suits: suits})
-				}
-			})
+			from, start := i%10*sample, cpuTime()
+			l.Rank(tentative, pod("asking", 1500), names[from:from+sample], func(int, placement.Suitability, reasons.Reason) {})
 			used += cpuTime() - start
 		}
 		b.ReportMetric(float64(used)/float64(b.N), "cpu-ns/op")
@@ -155,13 +145,8 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			best := placement.Best{K: 1}
 			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, TentativeAt: at}
-			l.Rank(view, pods[i%len(pods)], names, func(i int, suits placement.Suitability, reason reasons.Reason) {
-				if reason == reasons.Fits {
-					best.Add(placement.Candidate{Node: i, Suits: suits})
-				}
-			})
+			l.Rank(view, pods[i%len(pods)], names, func(int, placement.Suitability, reasons.Reason) {})
 		}
 	}, sizes...)
 }
@@ -261,7 +246,7 @@ func BenchmarkReserveBesideReaders(b *testing.B) {
 func BenchmarkReserveAll(b *testing.B) {
 	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
 		for b.Loop() {
-			if places, _ := l.ReserveAll(requests, nil, binpack, nil, at); places == nil {
+			if places, _ := l.ReserveAll(requests, nil, binpack, at); places == nil {
 				b.Fatal("no room")
 			}
 			b.StopTimer()
@@ -343,19 +328,19 @@ func BenchmarkLock(b *testing.B) {
 			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
 		},
 		"Outranked":              func() { f.Outranked(pod("asking", 1, -1), names) },
-		"FitsEmpty":              func() { f.FitsEmpty(requests, nil) },
+		"FitsEmpty":              func() { f.FitsEmpty(requests) },
 		"NodeCards":              func() { f.NodeCards() },
 		"NodeMemory":             func() { f.NodeMemory() },
 		"Memory":                 func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
 		"Await":                  func() { f.Await(testItem, requests, longAgo) },
 		"Await on its shortlist": func() { f.Await(testItem, shortlist, longAgo) },
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },
-		"AwaitedIdle":            func() { f.AwaitedIdle() },
+		"AwaitedIdleRatio":       func() { f.AwaitedIdleRatio() },
 		"End of Await":           func() { f.Await(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
 		"Hold":                   func() { f.AddReservation("held", reserved[0]) },
 		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },
 		"AddTentative":           func() { f.AddTentative(asking, names[:100], at) },
-		"Move":                   func() { f.Move(requests[0], binpack, nil, at); f.Release(requests[0].Pod.UID) },
+		"Move":                   func() { f.Move(requests[0], binpack, at); f.Release(requests[0].Pod.UID) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			var used time.Duration

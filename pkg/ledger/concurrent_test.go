@@ -149,10 +149,10 @@ func TestConcurrentOperations(t *testing.T) {
 					l.AddTentative(p, nodes[:1], at)
 					l.Rank(tentative, p, nodes, func(int, placement.Suitability, reasons.Reason) {})
 				case 9:
-					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, nil, at)
+					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, at)
 				case 10:
 					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo)
-					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, nil, at)
+					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, at)
 				case 11:
 					l.End(ledger.Queued, testItem.ID)
 					l.ReservedFor(p, nodes)

@@ -23,3 +23,24 @@ func (l *Ledger) ForgetCosts() {
 		n.costs.Store(nil)
 	}
 }
+
+// ReservedOn returns the pods with places of plans, of fair sharing and of reclaim on the node.
+func (l *Ledger) ReservedOn(name string) (uids []gpu.PodUID) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	n := l.nodes[name]
+	if n == nil {
+		return nil
+	}
+	for uid, a := range n.allocations {
+		if a.State == Assumed && l.reservations.placed[uid].Source != Direct && l.reservations.placed[uid].Source != Displaced {
+			uids = append(uids, uid)
+		}
+	}
+	for i := range n.reserved {
+		if r := &n.reserved[i]; r.Source == Reclaimed {
+			uids = append(uids, r.Pod.UID)
+		}
+	}
+	return distinct(uids)
+}

@@ -1,16 +1,17 @@
 package ledger
 
 import (
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// FitsEmpty reports whether all pods together would fit their nodes if all cards were empty. It tries the pods in their order, each on
-// the first node that has room. Pods that fit are taken from capacity.
-func (l *Ledger) FitsEmpty(requests []Request, capacity Capacity) bool {
+// FitsEmpty reports whether all pods together would fit their nodes if no other pod had GPU memory. It tries the pods in their order, each on
+// the first node that has room.
+func (l *Ledger) FitsEmpty(requests []Request) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	trial := emptyTrial{ledger: l, capacity: capacity, cards: map[string][]placement.Card{}}
+	trial := emptyTrial{ledger: l, cards: map[string][]placement.Card{}, pods: map[string][]gpu.PodUID{}}
 	from := 0
 	for i, request := range requests {
 		if i > 0 && keyOf(request.Nodes) != keyOf(requests[i-1].Nodes) {
@@ -30,9 +31,9 @@ func (l *Ledger) FitsEmpty(requests []Request, capacity Capacity) bool {
 
 // emptyTrial places pods on empty nodes. cards are those of the nodes that have some of the pods.
 type emptyTrial struct {
-	ledger   *Ledger
-	capacity Capacity
-	cards    map[string][]placement.Card
+	ledger *Ledger
+	cards  map[string][]placement.Card
+	pods   map[string][]gpu.PodUID
 }
 
 // place places the pod on the first of its nodes, from that position on, that has room, and returns the node's position.
@@ -48,11 +49,12 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 			cards = n.spec.empty()
 		}
 		where, reason := placement.Place(placement.Binpack, cards, demand)
-		if reason != reasons.Fits || t.capacity != nil && !t.capacity.Take(name, request.Pod.UID) {
+		pods := append(t.pods[name], request.Pod.UID)
+		if reason != reasons.Fits || !t.ledger.resourcesFit(ResourceQuery{Node: name, Pods: pods, Ending: n.uids(), Listed: true}) {
 			continue
 		}
 		placement.Use(cards, where)
-		t.cards[name] = cards
+		t.cards[name], t.pods[name] = cards, pods
 		return from + i, true
 	}
 	return 0, false

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 	"time"
@@ -21,10 +22,12 @@ import (
 // Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed
 // allocations; only awaited ones are added in this file.
 
-// asker is a pod without an allocation that asks what nodes have for it: a place is against it if it counts as used for it.
+// asker is a pod that asks what nodes have for it: a place is against it if it counts as used for it.
 type asker struct {
 	pod    *gpu.Pod
 	demand gpu.Demand
+	// home is the node of its allocation; empty if it has none.
+	home string
 	// own are its awaited reservations, whose memory it sees as free.
 	own ownReservations
 	// unseen is View.Unseen.
@@ -33,7 +36,7 @@ type asker struct {
 
 // asker returns the pod as an asker. The caller holds the lock.
 func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
-	return asker{pod, pod.Demand(), l.reservations.of(pod.UID), unseen}
+	return asker{pod, pod.Demand(), l.nodeOf[pod.UID], l.reservations.of(pod.UID), unseen}
 }
 
 // ForEachFit calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
@@ -41,17 +44,9 @@ func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
 func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, allocated := l.nodeOf[pod.UID]
 	a := l.asker(&pod, nil)
 	for _, name := range names {
-		switch {
-		case !allocated:
-			visit(name, l.fit(l.nodes[name], &a))
-		case name == home:
-			visit(name, reasons.Fits)
-		default:
-			visit(name, reasons.Elsewhere)
-		}
+		visit(name, l.fit(l.nodes[name], &a))
 	}
 }
 
@@ -59,9 +54,6 @@ func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string,
 func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		return home, true
-	}
 	a := l.asker(&pod, nil)
 	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
 		if (!ok || other < name) && l.fit(n, &a) == reasons.Fits {
@@ -76,25 +68,27 @@ func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
 func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	if home, allocated := l.nodeOf[pod.UID]; allocated {
-		return home, slices.Contains(names, home)
-	}
 	a := l.asker(&pod, nil)
 	for _, name := range names {
-		if l.fit(l.nodes[name], &a) == reasons.Fits && l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}}) {
+		if l.fit(l.nodes[name], &a) == reasons.Fits && (a.home != "" || l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}})) {
 			return name, true
 		}
 	}
 	return "", false
 }
 
-// FitsResources reports whether the pod fits the node beside what is reserved there for others once the pods in gone have ended, by all resources but
-// GPU memory.
-func (l *Ledger) FitsResources(name string, pod gpu.Pod, gone []gpu.PodUID) bool {
+// FitsResources reports whether the pods of an item fit the node together, beside what is reserved there for others, once the pods in gone have ended:
+// by all resources but GPU memory. The awaited reservations of the items in unseen, which can be nil, don't count.
+func (l *Ledger) FitsResources(name string, pods []gpu.Pod, gone []gpu.PodUID, unseen map[string]bool) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	n, a := l.nodes[name], l.asker(&pod, nil)
-	return n == nil || l.hasResourcesOnceGone(n, &a, gone)
+	n := l.nodes[name]
+	if n == nil || l.resources == nil {
+		return true
+	}
+	_, q := l.askTogether(n, pods, unseen)
+	q.Ending = distinct(append(q.Ending, gone...))
+	return l.resourcesFit(q)
 }
 
 // View determines how Rank, ReserveAll and Move rate nodes.
@@ -112,36 +106,27 @@ type View struct {
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	home, allocated := l.nodeOf[pod.UID]
-	a, kind, exact := l.asker(&pod, view.Unseen), noKind, true
-	if !allocated {
-		kind, exact = l.kindOf(&view, &pod)
-	}
-	var later []rankedNode
+	a, ranked := l.asker(&pod, view.Unseen), make([]rankedNode, len(names))
+	kind, exact := l.kindOf(&view, &pod)
 	for i, name := range names {
-		switch {
-		case allocated && home == name:
-			visit(i, placement.MaxScore, reasons.Fits)
-		case allocated:
-			visit(i, 0, reasons.Elsewhere)
-		default:
-			n := l.nodes[name]
+		n := l.nodes[name]
+		switch a.home {
+		case "":
 			suits, reason := l.suitability(n, &view, &a, kind)
-			if l.hasReserved(n) {
-				reason = l.reasonBeside(n, &a, reason)
-			}
-			if exact {
-				visit(i, suits, reason)
-			} else {
-				later = append(later, rankedNode{n, suits, reason})
-			}
+			ranked[i] = rankedNode{n, suits, l.reasonBeside(n, &a, reason)}
+		case name:
+			ranked[i] = rankedNode{n, placement.MaxScore, reasons.Fits}
+		default:
+			ranked[i] = rankedNode{n, 0, reasons.Elsewhere}
 		}
 	}
-	l.refine(&view, &a, later)
-	for i := range later {
-		visit(i, later[i].suits, later[i].reason)
+	if !exact && a.home == "" {
+		l.refine(&view, &a, ranked)
 	}
-	return l.tentative.anyCounts(view)
+	for i := range ranked {
+		visit(i, ranked[i].suits, ranked[i].reason)
+	}
+	return slices.ContainsFunc(l.tentative, func(p *tentativePlacement) bool { return p.counts(&view) })
 }
 
 // chooseCards returns the cards of the node that the policy chooses for the pod, or the reason why the pod doesn't fit. n may be nil.
@@ -153,13 +138,17 @@ func (l *Ledger) chooseCards(n *node, a *asker, policy placement.Policy) (gpu.Pl
 	return where, l.reasonBeside(n, a, reason)
 }
 
-// fit returns Fits if the pod fits the node, else the reason why not. n may be nil.
+// fit returns Fits if the pod fits the node, else the reason why not. A pod with an allocation fits only the node that has it. n may be nil.
 func (l *Ledger) fit(n *node, a *asker) reasons.Reason {
+	switch {
+	case a.home == "":
+	case n != nil && n.name == a.home:
+		return reasons.Fits
+	default:
+		return reasons.Elsewhere
+	}
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return reason
-	}
-	if !l.hasReserved(n) { // Mostly, and then without a look at the cards.
-		return n.totals.Fit(n.cards, &a.demand)
 	}
 	return l.reasonBeside(n, a, placement.Fit(l.cardsFor(n, a), a.demand))
 }
@@ -169,20 +158,14 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	if reason := n.accepts(&a.demand); reason != reasons.Fits {
 		return 0, reason
 	}
-	beside := len(n.reserved) > 0 || len(n.tentative) > 0
-	cards, totals := n.cards, &n.totals
-	if beside {
-		cards = l.cardsInView(n, view, a)
-		sum := placement.Sum(cards)
-		totals = &sum
-	}
+	cards := l.cardsInView(n, view, a)
 	if kind == noKind {
-		return placement.Suit(&view.Card, &view.Node, cards, totals, &a.demand)
+		return placement.Suit(&view.Card, &view.Node, cards, &a.demand)
 	}
-	switch reason := totals.Fit(cards, &a.demand); {
+	switch reason := placement.Fit(cards, a.demand); {
 	case reason != reasons.Fits:
 		return 0, reason
-	case beside:
+	case len(n.reserved) > 0 || len(n.tentative) > 0:
 		return placement.SuitsByCost(l.outlook.CostOf(n.nodeRoom(cards), kind)), reason
 	default:
 		return l.suitabilityByCost(n, kind), reason
@@ -191,11 +174,7 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 
 // cardsInView is cardsFor in a view: tentative placements can count too.
 func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
-	cards := l.cardsFor(n, a)
-	if !view.TentativeAt.IsZero() {
-		cards = n.withTentative(cards, view, a.pod)
-	}
-	return cards
+	return n.withTentative(l.cardsFor(n, a), view, a.pod)
 }
 
 // cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them.
@@ -281,32 +260,60 @@ func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if
 // nothing is: kube-scheduler has checked that the pod fits what is free. n may be nil.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	return !l.hasReserved(n) || l.hasResourcesOnceGone(n, a, nil)
+	if l.resources == nil || !n.hasReserved() {
+		return true
+	}
+	q := l.queryBeside(n, a)
+	return len(q.Ahead) == 0 || l.resourcesFit(q)
 }
 
-// hasResourcesOnceGone is FitsResources.
-func (l *Ledger) hasResourcesOnceGone(n *node, a *asker, gone []gpu.PodUID) bool {
-	ahead, ending := l.podsAhead(n, a)
-	return len(ahead) == 0 ||
-		l.resourcesFit(ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}, Ahead: ahead, Ending: distinct(append(ending, gone...))})
-}
-
-// podsAhead returns the pods that need a place on the node and that come before the pod, with the pods that have to end for them: those of awaited
-// reservations from the queue and from reclaim, as far as the pod sees their cards as used, and those with assumed allocations. kube-scheduler counts
-// nominated pods itself.
-func (l *Ledger) podsAhead(n *node, a *asker) (ahead, ending []gpu.PodUID) {
-	for r := range l.placesAgainst(n, a) {
-		if r.Source != Nominated {
-			ahead = append(ahead, r.Pod.UID)
-			ending = append(append(ending, r.Ending...), r.Victims...)
+// hasResourcesNow reports whether the node has CPU and all other resources for the pod beside the pods that have places on it or are nominated to it,
+// before any pod ends.
+func (l *Ledger) hasResourcesNow(n *node, a *asker) bool {
+	if l.resources == nil {
+		return true
+	}
+	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}}
+	for uid, other := range n.allocations {
+		if other.State == Assumed {
+			q.Ahead = append(q.Ahead, uid)
 		}
+	}
+	for r := range l.placesAgainst(n, a) {
+		if r.Source == Nominated {
+			q.Ahead = append(q.Ahead, r.Pod.UID)
+		}
+	}
+	return l.resourcesFit(q)
+}
+
+// askTogether is queryBeside for the pods of an item. The asker is the one that sees the most as used.
+func (l *Ledger) askTogether(n *node, pods []gpu.Pod, unseen map[string]bool) (asker, ResourceQuery) {
+	lowest := slices.MinFunc(pods, func(a, b gpu.Pod) int { return cmp.Compare(a.Priority, b.Priority) })
+	a := l.asker(&lowest, unseen)
+	q := l.queryBeside(n, &a)
+	q.Pods = nil
+	for i := range pods {
+		q.Pods = append(q.Pods, pods[i].UID)
+	}
+	return a, q
+}
+
+// queryBeside asks whether the pod fits the node by its resources beside the pods that need a place there and come before it, once those have ended
+// that have to end for them: the pods of awaited reservations, as far as the pod sees their cards as used, and those with assumed allocations.
+func (l *Ledger) queryBeside(n *node, a *asker) ResourceQuery {
+	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}}
+	for r := range l.placesAgainst(n, a) {
+		q.Ahead = append(q.Ahead, r.Pod.UID)
+		q.Ending = append(append(q.Ending, r.Ending...), r.Victims...)
 	}
 	for uid, other := range n.allocations {
-		if other.State == Assumed && uid != a.pod.UID && (other.Priority >= a.pod.Priority || l.isBinding(uid)) {
-			ahead = append(ahead, uid)
+		if other.State == Assumed && uid != a.pod.UID && (other.Priority >= a.pod.Priority || l.NeedsTurn(*a.pod) || l.isBinding(uid)) {
+			q.Ahead = append(q.Ahead, uid)
 		}
 	}
-	return distinct(ahead), distinct(ending) // Reclaim and the queue can both have a reservation for a pod.
+	q.Ahead, q.Ending = distinct(q.Ahead), distinct(q.Ending) // Several reservations can be for one pod.
+	return q
 }
 
 func distinct(uids []gpu.PodUID) []gpu.PodUID {

@@ -82,8 +82,13 @@ type fixture struct {
 
 // newFixture returns a ledger with the nodes n1, n2 and so on.
 func newFixture(t testing.TB, specs ...ledger.NodeSpec) *fixture {
+	return newFixtureWith(t, nil, specs...)
+}
+
+// newFixtureWith returns a ledger that knows what nodes have besides GPU memory.
+func newFixtureWith(t testing.TB, resources ledger.Resources, specs ...ledger.NodeSpec) *fixture {
 	f := &fixture{t: t}
-	f.Ledger = ledger.New()
+	f.Ledger = ledger.NewWithResources(resources, nil)
 	f.AddFreedListener(func(node string) { f.freed = append(f.freed, node) })
 	for i, s := range specs {
 		f.SetNode(fmt.Sprintf("n%d", i+1), s)
@@ -174,6 +179,17 @@ func (f *fixture) scores(policy placement.Policy, pod gpu.Pod, names ...string) 
 		scores = append(scores, s.Score())
 	})
 	return scores
+}
+
+// best returns the node that suits the pod best. There must be one.
+func (f *fixture) best(view ledger.View, pod gpu.Pod, names []string) string {
+	var fitting []placement.Candidate
+	f.Rank(view, pod, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
+		if reason == reasons.Fits {
+			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
+		}
+	})
+	return names[placement.Best(fitting, 1)[0].Node]
 }
 
 // nodeOf returns the node on which the pod has an allocation; empty if it has none.

@@ -49,7 +49,7 @@ func TestFreed(t *testing.T) {
 		"a pod with a held place gets a place on another node, with others": {
 			large, func(f *fixture) { f.hold(heldFor("x", "y"), 9) },
 			func(f *fixture) {
-				f.ReserveAll([]ledger.Request{{Pod: pod("x", 16), Nodes: []string{"n2"}}}, nil, binpack, nil, at)
+				f.ReserveAll([]ledger.Request{{Pod: pod("x", 16), Nodes: []string{"n2"}}}, nil, binpack, at)
 			},
 		},
 		"places are held for a lower priority": {
@@ -187,10 +187,10 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		return fmt.Sprintf("Await(%v, %d)", some, priority), subjects
 	case 10:
 		yielding := [][]gpu.PodUID{one}
-		s.fixture.ReserveAll(requests, yielding, binpack, nil, at)
+		s.fixture.ReserveAll(requests, yielding, binpack, at)
 		return fmt.Sprintf("ReserveAll(%v, %v)", some, yielding), append(subjects, p.UID)
 	case 11:
-		s.fixture.NominateAll(requests, binpack, nil)
+		s.fixture.NominateAll(requests, binpack)
 		return fmt.Sprintf("NominateAll(%v)", some), subjects
 	}
 	nodeSpec := s.nodeSpec()

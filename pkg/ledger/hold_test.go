@@ -28,11 +28,11 @@ func TestHold(t *testing.T) {
 	if _, err := f.Reserve("n1", pod("x", 1), placement.Binpack, at); err == nil {
 		t.Error("another pod gets a held place by Reserve")
 	}
-	places, _ := f.ReserveAll(requests([]string{"n1", "n2"}, 4, 4, 4), nil, binpack, nil, at)
+	places, _ := f.ReserveAll(requests([]string{"n1", "n2"}, 4, 4, 4), nil, binpack, at)
 	expect(t, "others get places at once", 0, len(places))
 	nodes := []string{"n1", "n2"}
 	both := []ledger.Request{{Pod: pod("x", 4), Nodes: nodes}, {Pod: pod("a", 4), Nodes: nodes}}
-	places, _ = f.ReserveAll(both, nil, binpack, nil, at)
+	places, _ = f.ReserveAll(both, nil, binpack, at)
 	expect(t, "in one step, each pod has its own view", []ledger.ChosenNode{{Node: "n2"}, {Node: "n1"}}, places)
 	f.Release("x")
 	f.Release("a")
@@ -69,10 +69,10 @@ func TestTwoHoldsOfOnePod(t *testing.T) {
 		f.AddReservation(id, held([]heldPlace{{"a", fmt.Sprint("n", i+1), gpu.On(0, 16), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.Counted("n1", ledger.Reclaimed))
+	expect(t, "pods on the node of the first", []gpu.PodUID(nil), f.ReservedOn("n1"))
 	expect(t, "another pod", []reasons.Reason{reasons.Fits, reasons.Full}, f.check(pod("x", 1), "n1", "n2"))
 	f.End(ledger.Reclaimed, "second")
-	expect(t, "pods in the end", 0, len(f.Counted("n1", ledger.Reclaimed))+len(f.Counted("n2", ledger.Reclaimed)))
+	expect(t, "pods in the end", 0, len(f.ReservedOn("n1"))+len(f.ReservedOn("n2")))
 }
 
 // Two reservations of one pod on one node count there until both have ended.
@@ -82,9 +82,9 @@ func TestTwoHoldsOnOneNode(t *testing.T) {
 		f.AddReservation(id, held([]heldPlace{{"a", "n1", gpu.On(0, 8), 1}}, 5)[0])
 	}
 	f.End(ledger.Reclaimed, "first")
-	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.Counted("n1", ledger.Reclaimed))
+	expect(t, "pods on the node", []gpu.PodUID{"a"}, f.ReservedOn("n1"))
 	f.End(ledger.Reclaimed, "second")
-	expect(t, "pods on the node in the end", 0, len(f.Counted("n1", ledger.Reclaimed)))
+	expect(t, "pods on the node in the end", 0, len(f.ReservedOn("n1")))
 }
 
 // Reservations with shares on many nodes, and with many on one.

@@ -107,12 +107,12 @@ func TestHoldEnded(t *testing.T) {
 	for range 20 {
 		var holding sync.WaitGroup
 		holding.Go(func() { f.AddReservation("unit", held(shares, 5)[0]) })
-		for len(f.Counted("n1", ledger.Reclaimed)) == 0 { // Until AddReservation has begun.
+		for len(f.ReservedOn("n1")) == 0 { // Until AddReservation has begun.
 			runtime.Gosched()
 		}
 		f.End(ledger.Reclaimed, "unit")
 		holding.Wait()
-		expect(t, "pods on the node", 0, len(f.Counted("n1", ledger.Reclaimed)))
+		expect(t, "pods on the node", 0, len(f.ReservedOn("n1")))
 		f.End(ledger.Reclaimed, "unit")
 	}
 }

@@ -99,7 +99,7 @@ type Node struct {
 }
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The
-// caller's code runs under it only in the visit functions of ForEachFit and Rank, in a Capacity, and in Resources.
+// caller's code runs under it only in the visit functions of ForEachFit and Rank, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
 	// resources is nil if only GPU memory counts, turns if fair sharing is off.
@@ -109,11 +109,10 @@ type Ledger struct {
 	mu    sync.RWMutex
 	nodes map[string]*node
 	// nodeOf maps each pod with an allocation to its node. A pod has an allocation on at most one node.
-	nodeOf map[gpu.PodUID]string
-	// leaving are the nodes with pods that are being deleted.
-	leaving      map[string]struct{}
+	nodeOf       map[gpu.PodUID]string
 	reservations reservations
-	tentative    tentativePlacements
+	// tentative are ordered by age.
+	tentative []*tentativePlacement
 	// outlook is what Expect has set last; nil if nothing is expected.
 	outlook *placement.Outlook
 	// revision is incremented by every change of a node, see ChangesSince. forgotten is the revision of the last change that
@@ -129,7 +128,7 @@ func NewWithResources(resources Resources, turns Turns) *Ledger {
 	return &Ledger{
 		resources: resources, turns: turns,
 		nodes:  map[string]*node{},
-		nodeOf: map[gpu.PodUID]string{}, leaving: map[string]struct{}{}, reservations: newReservations(),
+		nodeOf: map[gpu.PodUID]string{}, reservations: newReservations(),
 	}
 }
 
@@ -168,7 +167,11 @@ func (l *Ledger) SetNode(name string, spec NodeSpec) {
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
 // the Node object is deleted and created again.
 func (l *Ledger) DeleteNode(name string) {
-	l.edit(func(e *edit) { e.alter(name, (*node).clearSpec) })
+	l.edit(func(e *edit) {
+		if l.nodes[name] != nil {
+			e.alter(name, (*node).clearSpec)
+		}
+	})
 }
 
 // assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
@@ -181,7 +184,6 @@ func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.T
 	l.markChanged(n)
 	n.request(a)
 	placement.Use(n.cards, where)
-	n.totals = placement.Sum(n.cards)
 	return a
 }
 
@@ -201,10 +203,12 @@ func (l *Ledger) Remove(uid gpu.PodUID) bool {
 // card of the pod's former allocation on this node, or else on the card on which the node is likely to place the pod. SetBound of what the ledger
 // has already changes no node.
 func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) {
-	if l.confirmBound(name, pod, where, assumed) {
-		return
-	}
 	l.edit(func(e *edit) {
+		defer l.endTentative(pod.UID)
+		defer l.endPlaced(pod.UID)
+		if l.hasBound(name, pod, where, assumed) { // As after most events of the watch.
+			return
+		}
 		home, allocated := l.nodeOf[pod.UID]
 		if !allocated {
 			e.freed = l.nodesReservedFor(pod.UID)
@@ -219,23 +223,14 @@ func (l *Ledger) SetBound(name string, pod gpu.Pod, where gpu.Placement, assumed
 			n.allocations[pod.UID] = a
 			l.nodeOf[pod.UID] = name
 		})
-		l.endPlaced(pod.UID)
-		l.tentative.endFor(pod.UID)
 	})
 }
 
-// confirmBound reports whether the ledger has this bound allocation, as after most events of the watch. Then it ends what ends with a bind.
-func (l *Ledger) confirmBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// hasBound reports whether the ledger has this bound allocation. The caller holds the lock.
+func (l *Ledger) hasBound(name string, pod gpu.Pod, where gpu.Placement, assumed time.Time) bool {
 	a := l.allocation(pod.UID)
-	if a == nil || l.nodeOf[pod.UID] != name || a.State != Bound || a.Presumed || a.Pod != pod ||
-		!slices.Equal(a.Placement, where) || !a.AssumeTime.Equal(assumed) {
-		return false
-	}
-	l.endPlaced(pod.UID)
-	l.tentative.endFor(pod.UID)
-	return true
+	return a != nil && l.nodeOf[pod.UID] == name && a.State == Bound && !a.Presumed && a.Pod == pod &&
+		slices.Equal(a.Placement, where) && a.AssumeTime.Equal(assumed)
 }
 
 // allocated reports whether the pod has an allocation. The caller holds the lock.
@@ -369,27 +364,15 @@ func (l *Ledger) nodeCards(name string) (out NodeCards) {
 	return out
 }
 
-// Memory returns the memory of all shared cards, in the unit in which most of it is counted. A request is in the unit of its pod's node, so
-// the result is comparable with a sum of requests only if all nodes have the same unit.
-func (l *Ledger) Memory() gpu.Memory {
+// Memory returns the memory of all shared cards, each in the unit of its node. A request is in the unit of its pod's node too, so the result is
+// comparable with a sum of requests only if all nodes have the same unit.
+func (l *Ledger) Memory() (sum gpu.Memory) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	byUnit := map[gpu.Unit]gpu.Memory{}
 	for _, n := range l.nodes {
 		if n.shareable() == reasons.Fits {
-			unit := n.unit()
-			byUnit[unit] = byUnit[unit].Add(n.totals.Memory)
+			sum = sum.Add(n.memory())
 		}
-	}
-	var main gpu.Unit
-	for unit, memory := range byUnit {
-		if bytes, most := unit.Bytes(memory), main.Bytes(byUnit[main]); bytes > most || bytes == most && unit > main {
-			main = unit
-		}
-	}
-	var sum gpu.Memory
-	for unit, memory := range byUnit {
-		sum = sum.Add(main.Count(unit.Bytes(memory)))
 	}
 	return sum
 }
@@ -401,7 +384,8 @@ func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 	out := make(map[string]gpu.Memory, len(l.nodes))
 	for name, n := range l.nodes {
 		if n.shareable() == reasons.Fits {
-			out[name] = n.totals.Memory.Sub(n.totals.Free.Sub(n.totals.FreeHealthy))
+			totals := placement.Sum(n.cards)
+			out[name] = totals.Memory.Sub(totals.Free.Sub(totals.FreeHealthy))
 		}
 	}
 	return out
@@ -410,7 +394,7 @@ func (l *Ledger) NodeMemory() map[string]gpu.Memory {
 // remove removes the pod's allocation if may returns true for it.
 func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed bool) {
 	l.edit(func(e *edit) {
-		l.tentative.endFor(uid)
+		l.endTentative(uid)
 		if a := l.allocation(uid); a != nil && may(a) {
 			e.drop(uid)
 			removed = true
@@ -422,16 +406,10 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 // edit is a change of nodes in one step. The ledger's lock is held throughout.
 type edit struct {
 	*Ledger
-	// formers are the nodes that have changed.
-	formers map[*node]former
+	// formers are what the nodes that have changed were before.
+	formers map[*node]nodeSnapshot
 	// freed are nodes on which reservations don't count any more, because their pods got allocations.
 	freed []string
-}
-
-// former is what a node was before an edit.
-type former struct {
-	nodeSnapshot
-	added bool // By this edit.
 }
 
 // edit makes a change of nodes. Then it calls the freed listeners for each node on which memory became free.
@@ -443,30 +421,25 @@ func (l *Ledger) edit(what func(e *edit)) {
 	})
 }
 
-func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, formers: map[*node]former{}} }
+func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, formers: map[*node]nodeSnapshot{}} }
 
 // alter changes a node, which it adds if there is none of the name, and recounts it.
 func (e *edit) alter(name string, how func(*node)) *node {
-	n, known := e.nodes[name]
-	if !known {
+	n := e.nodes[name]
+	if n == nil {
 		n = e.addNode(name)
 	}
-	e.remember(n, !known)
+	e.remember(n)
 	how(n)
 	n.recount()
-	if n.leaving > 0 {
-		e.leaving[n.name] = struct{}{}
-	} else {
-		delete(e.leaving, name)
-	}
 	e.markChanged(n)
 	return n
 }
 
 // remember records what the node is before its first change.
-func (e *edit) remember(n *node, added bool) {
+func (e *edit) remember(n *node) {
 	if _, changed := e.formers[n]; !changed {
-		e.formers[n] = former{n.snapshot(), added}
+		e.formers[n] = n.snapshot()
 	}
 }
 
@@ -486,14 +459,11 @@ func (e *edit) drop(uid gpu.PodUID) {
 // end removes the nodes that have neither an object nor allocations any more. It returns the nodes on which pods may fit that didn't fit before.
 func (e *edit) end() []string {
 	for n, former := range e.formers {
-		if n.roomierThan(former.nodeSnapshot) {
+		if n.roomierThan(former) {
 			e.freed = append(e.freed, n.name)
 		}
-		if n.known || len(n.allocations) > 0 {
-			continue
-		}
-		e.removeNode(n)
-		if !former.added {
+		if !n.known && len(n.allocations) == 0 {
+			delete(e.nodes, n.name)
 			e.forgotten = e.revision
 		}
 	}
@@ -502,20 +472,18 @@ func (e *edit) end() []string {
 }
 
 func (l *Ledger) addNode(name string) *node {
-	n := &node{
-		name: name, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited,
-		reserved: l.reservations.elsewhere[name],
-	}
-	delete(l.reservations.elsewhere, name)
+	n := &node{name: name, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited}
 	l.nodes[name] = n
-	return n
-}
-
-func (l *Ledger) removeNode(n *node) {
-	if len(n.reserved) > 0 {
-		l.reservations.elsewhere[n.name] = n.reserved
+	for _, items := range l.reservations.items {
+		for _, r := range items {
+			for _, place := range r.Places {
+				if place.Node == name {
+					n.addReserved(r, place)
+				}
+			}
+		}
 	}
-	delete(l.nodes, n.name)
+	return n
 }
 
 // allocation returns the pod's allocation, nil if it has none. The caller holds the lock.

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -17,10 +18,7 @@ type node struct {
 	// costs are what the outlook says of the node; nil if they aren't known, since the node or the outlook has changed.
 	costs atomic.Pointer[placement.Costs]
 	// tentative are the tentative placements that name this node, see AddTentative.
-	tentative []tentativePod
-	// totals are the sums over cards.
-	totals placement.Totals
-
+	tentative []*tentativePlacement
 	// reserved are the places of reservations on this node, see reservedPlace.compare.
 	reserved []reservedPlace
 	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
@@ -59,6 +57,9 @@ func (s *NodeSpec) empty() []placement.Card {
 	}
 	return cards
 }
+
+// memory returns the memory of all cards of the node.
+func (n *node) memory() gpu.Memory { return placement.Sum(n.cards).Memory }
 
 // unit returns the node's unit, or a guess from the cards' sizes if the node doesn't report one.
 func (n *node) unit() gpu.Unit { return gpu.UnitOf(n.spec.Unit, n.spec.Cards) }
@@ -114,7 +115,6 @@ func (n *node) recount() {
 		a.Placement, _ = placement.Place(placement.Expected, n.cards, n.presumed(a.Pod))
 		placement.Use(n.cards, a.Placement)
 	}
-	n.totals = placement.Sum(n.cards)
 }
 
 // presumed returns the demand that the node serves for a pod whose annotations name no card. A node that doesn't support several cards gives
@@ -209,6 +209,9 @@ func (n *node) copy(name string) Node {
 func compareAllocations(a, b Allocation) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
+
+// uids returns the pods with allocations in no order.
+func (n *node) uids() []gpu.PodUID { return slices.Collect(maps.Keys(n.allocations)) }
 
 // copyAllocations returns the allocations in no order.
 func (n *node) copyAllocations() []Allocation {

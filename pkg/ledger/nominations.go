@@ -28,13 +28,12 @@ func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 }
 
 // NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the
-// nominations before it. It returns the nodes in the order of the requests; a node is empty if the pod fits none. The nominated pods are
-// counted in capacity.
-func (l *Ledger) NominateAll(requests []Request, view View, capacity Capacity) []string {
+// nominations before it. It returns the nodes in the order of the requests; a node is empty if the pod fits none.
+func (l *Ledger) NominateAll(requests []Request, view View) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ranks := l.rankingsBy(view, func(name string, n *node, pod gpu.Pod) bool {
-		if _, fits := l.chooseCardsWith(capacity, n, &pod, &view); !fits {
+		if _, fits := l.choosePlace(n, &pod, &view); !fits {
 			return false
 		}
 		l.nominate(name, pod)

@@ -162,10 +162,11 @@ func TestOutranked(t *testing.T) {
 func TestNominateAll(t *testing.T) {
 	nodes := []string{"n1", "n2", "n3"}
 	for name, tc := range map[string]struct {
-		before   func(f *fixture)
-		pods     []gpu.Pod
-		capacity ledger.Capacity
-		want     []string
+		before func(f *fixture)
+		pods   []gpu.Pod
+		// slots are those of each node.
+		slots int
+		want  []string
 	}{
 		"one beside the other":            {pods: []gpu.Pod{pod("a", 10), pod("b", 6), pod("c", 16)}, want: []string{"n1", "n1", "n2"}},
 		"more than fit":                   {pods: []gpu.Pod{pod("a", 10), pod("b", 10), pod("c", 10), pod("d", 10)}, want: []string{"n1", "n2", "n3", ""}},
@@ -184,11 +185,15 @@ func TestNominateAll(t *testing.T) {
 			pods: []gpu.Pod{pod("a", 16), pod("b", 16)}, want: []string{"n3", ""},
 		},
 		"one pod for each node's CPU": {
-			capacity: onePerNode{}, pods: []gpu.Pod{pod("a", 4), pod("b", 4), pod("c", 4), pod("d", 4)}, want: []string{"n1", "n2", "n3", ""},
+			slots: 1, pods: []gpu.Pod{pod("a", 4), pod("b", 4), pod("c", 4), pod("d", 4)}, want: []string{"n1", "n2", "n3", ""},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, spec(16), spec(16), spec(16))
+			var resources ledger.Resources
+			if n := tc.slots; n > 0 {
+				resources = &slots{free: map[string]int{"n1": n, "n2": n, "n3": n}}
+			}
+			f := newFixtureWith(t, resources, spec(16), spec(16), spec(16))
 			if tc.before != nil {
 				tc.before(f)
 			}
@@ -196,7 +201,7 @@ func TestNominateAll(t *testing.T) {
 			for i, p := range tc.pods {
 				requests[i] = ledger.Request{Pod: p, Nodes: nodes}
 			}
-			got := f.NominateAll(requests, binpack, tc.capacity)
+			got := f.NominateAll(requests, binpack)
 			expect(t, "nodes", tc.want, got)
 			for i, node := range got {
 				if results := f.check(tc.pods[i], "n1", "n2", "n3"); node != "" && !slices.Contains(results, reasons.Fits) {
@@ -206,19 +211,6 @@ func TestNominateAll(t *testing.T) {
 		})
 	}
 }
-
-// onePerNode has room for one pod on each node.
-type onePerNode map[string]bool
-
-// Take implements ledger.Capacity.
-func (c onePerNode) Take(node string, _ gpu.PodUID) bool {
-	taken := c[node]
-	c[node] = true
-	return !taken
-}
-
-// Return implements ledger.Capacity.
-func (onePerNode) Return(string, gpu.PodUID) {}
 
 // A nomination frees memory when it ends, or when it stops counting because the pod gets an allocation, and not twice.
 func TestNominationEnds(t *testing.T) {

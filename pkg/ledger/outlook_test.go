@@ -171,15 +171,9 @@ func TestReserveAllByCost(t *testing.T) {
 			s.shapes[p.UID], p.Cards, p.Request = kind, kind.Cards, kind.Memory*gpu.Memory(kind.Cards)
 			requests = append(requests, ledger.Request{Pod: p, Nodes: s.names})
 		}
-		places, _ := s.ReserveAll(requests, nil, view, nil, at)
+		places, _ := s.ReserveAll(requests, nil, view, at)
 		for i := range places {
-			best := placement.Best{K: 1}
-			reference.Rank(view, requests[i].Pod, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) {
-				if reason == reasons.Fits {
-					best.Add(placement.Candidate{Node: i, Suits: suits})
-				}
-			})
-			node := s.names[best.Candidates()[0].Node]
+			node := reference.best(view, requests[i].Pod, s.names)
 			expect(t, fmt.Sprint("seed ", seed, ", node of pod ", i), node, places[i].Node)
 			reference.reserve(node, requests[i].Pod)
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestPacking places 3,000 random pods on 1,000 nodes of eight cards, one after the other. If every fifth of them asks for as much of two
@@ -52,13 +51,8 @@ func packed(t *testing.T, view ledger.View, several bool) float64 {
 		if seen.Add(placement.Shape{Demand: p.Demand()}, unique.Make(string(p.UID)), at) && view.Node.ByCost() {
 			f.Expect(seen.Kinds(), 0, view.Card, func(unique.Handle[string]) []string { return names })
 		}
-		best := placement.Best{K: 1}
-		f.Rank(view, p, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
-			if reason == reasons.Fits {
-				best.Add(placement.Candidate{Node: i, Suits: suits})
-			}
-		})
-		f.reserve(names[best.Candidates()[0].Node], p)
+		node := f.best(view, p, names)
+		f.reserve(node, p)
 	}
 	var used, cards gpu.Memory
 	for _, node := range f.Nodes() {

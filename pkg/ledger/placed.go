@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -94,63 +93,4 @@ func (l *Ledger) endPlaced(uid gpu.PodUID) {
 func (l *Ledger) isBinding(uid gpu.PodUID) bool {
 	r := l.reservations.placed[uid]
 	return r != nil && r.Binding
-}
-
-// CountedOn returns the pods that count in the capacity of the node: those with places of plans and of fair sharing, and those for which one of the
-// sources has an awaited reservation there. The caller holds the lock: it is a Capacity that the ledger uses.
-func (l *Ledger) CountedOn(node string, awaited ...Source) (uids []gpu.PodUID) {
-	n := l.nodes[node]
-	if n == nil {
-		return nil
-	}
-	uids = l.placesOn(n)
-	for i := range n.reserved {
-		if r := &n.reserved[i]; slices.Contains(awaited, r.Source) {
-			uids = append(uids, r.Pod.UID)
-		}
-	}
-	return distinct(uids)
-}
-
-// placesOn returns the pods that have places of plans and of fair sharing on the node. Other pods with assumed allocations are being bound, and
-// kube-scheduler counts them.
-func (l *Ledger) placesOn(n *node) (uids []gpu.PodUID) {
-	if n.assumed == 0 {
-		return nil // Mostly.
-	}
-	for uid, a := range n.allocations {
-		if l.isPlace(uid, a) {
-			uids = append(uids, uid)
-		}
-	}
-	return uids
-}
-
-// hasPlaces reports whether placesOn returns any.
-func (l *Ledger) hasPlaces(n *node) bool {
-	if n.assumed == 0 {
-		return false
-	}
-	for uid, a := range n.allocations {
-		if l.isPlace(uid, a) {
-			return true
-		}
-	}
-	return false
-}
-
-// isPlace reports whether the allocation is a place of a plan or of fair sharing.
-func (l *Ledger) isPlace(uid gpu.PodUID, a *Allocation) bool {
-	if a.State != Assumed {
-		return false
-	}
-	source := l.reservations.placed[uid].Source
-	return source == Planned || source == Granted
-}
-
-// Counted is CountedOn for callers without the lock.
-func (l *Ledger) Counted(node string, awaited ...Source) []gpu.PodUID {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.CountedOn(node, awaited...)
 }

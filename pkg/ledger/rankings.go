@@ -138,6 +138,8 @@ func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 // place places the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
 	r.apply()
+	r.refused = slices.DeleteFunc(r.refused, ranked.obsolete)
+	before := len(r.refused)
 	for len(r.nodes) > 0 {
 		best := r.nodes[0]
 		switch {
@@ -157,8 +159,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 			r.refused = append(r.refused, heap.Pop(r).(ranked))
 		}
 	}
-	r.refused = slices.DeleteFunc(r.refused, ranked.obsolete)
-	for _, candidate := range r.refused {
+	for _, candidate := range r.refused[:before] {
 		if r.placeOn(r.name(candidate), candidate.node, pod) {
 			r.record(candidate.node) // The entry is obsolete now, and the next call of apply adds another one.
 			return r.name(candidate), true

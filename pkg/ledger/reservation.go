@@ -63,8 +63,6 @@ const (
 type reservations struct {
 	// awaited are the awaited reservations by source and pod.
 	awaited [sources]map[gpu.PodUID]*Reservation
-	// elsewhere are the awaited places on nodes that the ledger doesn't know. See node.reserved.
-	elsewhere map[string][]reservedPlace
 	// items are the awaited reservations by source and the item's ID. The item of a nomination is its pod, whose UID is the ID.
 	items [sources]map[string]*Reservation
 	// placed are the placed and binding reservations. Their memory is in the pods' allocations.
@@ -75,7 +73,7 @@ func newReservations() (r reservations) {
 	for source := range r.awaited {
 		r.awaited[source], r.items[source] = map[gpu.PodUID]*Reservation{}, map[string]*Reservation{}
 	}
-	r.elsewhere, r.placed = map[string][]reservedPlace{}, map[gpu.PodUID]*Reservation{}
+	r.placed = map[gpu.PodUID]*Reservation{}
 	return r
 }
 
@@ -136,11 +134,16 @@ func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
 func (l *Ledger) addPlace(r *Reservation, place Place) {
 	r.Places = append(r.Places, place)
 	l.reservations.awaited[r.Source][place.Pod.UID] = r
+	if n := l.nodes[place.Node]; n != nil {
+		n.addReserved(r, place)
+		l.markChanged(n)
+	}
+}
+
+func (n *node) addReserved(r *Reservation, place Place) {
 	added := reservedPlace{r, place}
-	l.alterReserved(place.Node, func(on []reservedPlace) []reservedPlace {
-		i, _ := slices.BinarySearchFunc(on, added, func(s, _ reservedPlace) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
-		return slices.Insert(on, i, added)
-	})
+	i, _ := slices.BinarySearchFunc(n.reserved, added, func(s, _ reservedPlace) int { return cmp.Or(s.compare(added), -1) }) // After equal ones.
+	n.reserved = slices.Insert(n.reserved, i, added)
 }
 
 // endItem is End with the lock held. It returns the nodes of the places that counted until now.
@@ -164,25 +167,14 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 			continue
 		}
 		last = place.Node
-		l.alterReserved(last, func(on []reservedPlace) []reservedPlace {
-			return slices.DeleteFunc(on, func(s reservedPlace) bool { return s.Reservation == r })
-		})
+		if n := l.nodes[last]; n != nil {
+			n.reserved = slices.DeleteFunc(n.reserved, func(s reservedPlace) bool { return s.Reservation == r })
+			l.markChanged(n)
+		}
 	}
 	delete(l.reservations.items[source], id)
 	slices.Sort(freed)
 	return slices.Compact(freed)
-}
-
-// alterReserved changes the places on a node.
-func (l *Ledger) alterReserved(name string, alter func([]reservedPlace) []reservedPlace) {
-	if n := l.nodes[name]; n != nil {
-		n.reserved = alter(n.reserved)
-		l.markChanged(n)
-	} else if places := alter(l.reservations.elsewhere[name]); len(places) > 0 {
-		l.reservations.elsewhere[name] = places
-	} else {
-		delete(l.reservations.elsewhere, name)
-	}
 }
 
 // nodesReservedFor returns the nodes on which places don't count any more once the pod has an allocation.

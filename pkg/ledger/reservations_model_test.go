@@ -241,7 +241,7 @@ func (r *reserver) step() (operation string, err error) {
 		delete(r.model.nominated, p.UID)
 		return fmt.Sprintf("End(Nominated, %v)", p), nil
 	case n < 13:
-		for i, chosen := range r.fixture.NominateAll(requests, binpack, nil) {
+		for i, chosen := range r.fixture.NominateAll(requests, binpack) {
 			if chosen != "" {
 				r.model.nominated[some[i].UID] = nomination{node: chosen, pod: some[i]}
 				err = cmp.Or(err, differ(reasons.Fits, r.model.check(chosen, some[i])))
@@ -253,7 +253,7 @@ func (r *reserver) step() (operation string, err error) {
 		for _, other := range r.pods[len(some):] {
 			yielding = append(yielding, []gpu.PodUID{other.UID})
 		}
-		places, yielded := r.fixture.ReserveAll(requests, yielding, binpack, nil, at)
+		places, yielded := r.fixture.ReserveAll(requests, yielding, binpack, at)
 		for _, set := range yielding[:yielded] {
 			for _, uid := range set {
 				if r.model.isAssumed(uid) && !r.model.binding[uid] {
@@ -269,7 +269,7 @@ func (r *reserver) step() (operation string, err error) {
 		return fmt.Sprintf("ReserveAll(%v, %v): %v, %d", some, yielding, places, yielded), err
 	case n < 16:
 		request := ledger.Request{Pod: p, Nodes: r.nodes, Binding: r.random.IntN(2) == 0}
-		moved, ok := r.fixture.Move(request, binpack, nil, at)
+		moved, ok := r.fixture.Move(request, binpack, at)
 		if ok {
 			err = differ(true, request.Binding || !r.model.binding[p.UID])
 			owner, owned := r.model.owner[p.UID]
@@ -370,7 +370,7 @@ func differ[T comparable](want, got T) error {
 // verify compares what some pods see of each node, and which pods count in its capacity.
 func (r *reserver) verify() error {
 	for _, node := range r.nodes {
-		if want, got := r.model.reservedOn(node), r.fixture.Counted(node, ledger.Reclaimed); !slices.Equal(want, got) {
+		if want, got := r.model.reservedOn(node), r.fixture.ReservedOn(node); !slices.Equal(want, got) {
 			return fmt.Errorf("pods that count on %s: want %v, got %v", node, want, got)
 		}
 	}

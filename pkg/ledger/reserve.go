@@ -28,22 +28,12 @@ type ChosenNode struct {
 	Existing bool
 }
 
-// Capacity counts what nodes have besides GPU memory: CPU, memory, pods, extended resources. The ledger uses it with its
-// lock held, so it must not call the ledger. As a parameter, nil means that these resources aren't checked.
-type Capacity interface {
-	// Take reports whether the pod fits the node. If it does, Take counts the pod there. After Return, Take always succeeds for the same pod
-	// and node.
-	Take(node string, uid gpu.PodUID) bool
-	// Return undoes Take, or the count of a planned pod that the Capacity began with.
-	Return(node string, uid gpu.PodUID)
-}
-
 // Reserve chooses cards of the node for the pod and adds an assumed allocation, in one step. If the pod already has an
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
 	l.update(func() (freed []string) {
-		l.tentative.endFor(pod.UID)
+		l.endTentative(pod.UID)
 		if home, allocated := l.nodeOf[pod.UID]; allocated {
 			if home != name {
 				err = &NoRoomError{name, reasons.Elsewhere}
@@ -65,18 +55,15 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 }
 
 // ReserveAll adds an assumed allocation for each of the requests, or for none, in one step. A pod that has an allocation keeps it; this
-// allocation must be on one of its candidate nodes. Each other pod gets the best node by the view that has capacity. Nodes that lacked
-// capacity for an earlier request with the same candidates are tried last.
+// allocation must be on one of its candidate nodes. Each other pod gets the best node by the view that has CPU and all other resources too. Nodes
+// that lacked these for an earlier request with the same candidates are tried last.
 //
 // If there is not enough room, ReserveAll releases the assumed allocations of the pods in yielding, one set after another, until there is. Pods
 // whose bind has begun keep theirs.
 // It releases as few sets as needed, and none if all of them together aren't enough. It returns the places in the order of the requests (nil
 // if there is no room) and the number of released sets.
-//
-// Pods that get an allocation are taken from capacity (Take), and pods that yield are returned to it (Return). If ReserveAll returns nil,
-// capacity is unchanged.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, capacity Capacity, at time.Time) (places []ChosenNode, yielded int) {
-	l.try(view, capacity, at, func(t *trial) bool {
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []ChosenNode, yielded int) {
+	l.try(view, at, func(t *trial) bool {
 		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
 			t.release(slices.DeleteFunc(slices.Clone(yielding[yielded]), l.isBinding)...)
 			yielded++
@@ -90,9 +77,9 @@ func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view Vi
 }
 
 // Move replaces the pod's assumed allocation by one on one of the candidate nodes. If the pod fits none of them, or a bind of the pod has begun
-// that doesn't make the request, it keeps its allocation. capacity is used as in ReserveAll.
-func (l *Ledger) Move(request Request, view View, capacity Capacity, at time.Time) (node string, ok bool) {
-	l.try(view, capacity, at, func(t *trial) bool {
+// that doesn't make the request, it keeps its allocation.
+func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok bool) {
+	l.try(view, at, func(t *trial) bool {
 		if l.isBinding(request.Pod.UID) && !request.Binding {
 			return false
 		}
@@ -136,9 +123,7 @@ func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
 type trial struct {
 	*edit
 	view View
-	// capacity counts everything but GPU memory; nil if nothing else counts.
-	capacity Capacity
-	at       time.Time
+	at   time.Time
 	// placed counts new allocations. It makes their assume times differ, because device plugins order pods by them.
 	placed int
 	ranks  rankings
@@ -152,9 +137,9 @@ type releasedAllocation struct {
 }
 
 // try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
-func (l *Ledger) try(view View, capacity Capacity, at time.Time, what func(t *trial) bool) {
+func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
 	l.update(func() []string {
-		t := &trial{edit: l.beginEdit(), view: view, capacity: capacity, at: at, released: map[gpu.PodUID]releasedAllocation{}}
+		t := &trial{edit: l.beginEdit(), view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}}
 		t.ranks = l.rankingsBy(view, t.placeOn)
 		if !what(t) {
 			t.undo()
@@ -184,19 +169,11 @@ func (t *trial) undo() {
 	for uid, what := range t.released {
 		t.alter(what.node, func(n *node) { n.allocations[uid] = what.allocation })
 		t.nodeOf[uid] = what.node
-		if t.capacity != nil {
-			t.capacity.Take(what.node, uid)
-		}
 	}
 }
 
-// unplace removes the pod's allocation and returns its capacity.
-func (t *trial) unplace(uid gpu.PodUID) {
-	if t.capacity != nil {
-		t.capacity.Return(t.nodeOf[uid], uid) // While the ledger has the allocation: the Capacity may not have counted the node yet.
-	}
-	t.ranks.record(t.edit.unplace(uid))
-}
+// unplace removes the pod's allocation.
+func (t *trial) unplace(uid gpu.PodUID) { t.ranks.record(t.edit.unplace(uid)) }
 
 // placeAll adds allocations for all requests. If one doesn't fit it adds none and returns nil.
 func (t *trial) placeAll(requests []Request) []ChosenNode {
@@ -254,23 +231,23 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 
 // placeOn adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
-	where, fits := t.chooseCardsWith(t.capacity, n, &pod, &t.view)
+	where, fits := t.choosePlace(n, &pod, &t.view)
 	if !fits {
 		return false
 	}
 	t.freed = append(t.freed, t.nodesReservedFor(pod.UID)...)
-	t.remember(n, false)
+	t.remember(n)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true
 }
 
-// chooseCardsWith returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. If it does, it is taken
-// from capacity, which can be nil.
-func (l *Ledger) chooseCardsWith(capacity Capacity, n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
+// choosePlace returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. Unlike chooseCards it is also
+// for nodes that kube-scheduler has not offered.
+func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
 	a := l.asker(pod, view.Unseen)
 	where, reason := l.chooseCards(n, &a, view.Card)
-	return where, reason == reasons.Fits && (capacity == nil || capacity.Take(n.name, pod.UID))
+	return where, reason == reasons.Fits && l.hasResourcesNow(n, &a)
 }
 
 // rankingsBy returns rankings by the view. placeOn is rankings.placeOn.

@@ -2,7 +2,6 @@ package ledger_test
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -98,7 +97,7 @@ func TestReserveAll(t *testing.T) {
 			}
 			nodes := f.Nodes()
 			before := uids(nodes)
-			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, nil, at)
+			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, at)
 			expect(t, "places", tc.want, places)
 			expect(t, "released sets", tc.released, released)
 			expect(t, "freed", tc.freed, f.takeFreed())
@@ -136,9 +135,8 @@ func uids(nodes []ledger.Node) (uids []gpu.PodUID) {
 }
 
 func TestMove(t *testing.T) {
-	f, c := newFixture(t, spec(16), spec(16), spec(16)), newSlots(t, map[string]int{"n1": 1, "n2": 1, "n3": 0})
+	f := newFixtureWith(t, &slots{free: map[string]int{"n1": 1, "n2": 1, "n3": 0}}, spec(16), spec(16), spec(16))
 	f.reserve("n1", pod("w", 16))
-	c.Take("n1", "w")
 	for _, step := range []struct {
 		what string
 		to   []string
@@ -147,13 +145,12 @@ func TestMove(t *testing.T) {
 	}{
 		{"to another node", []string{"n2"}, "n2", true},
 		{"to an unknown node", []string{"n4"}, "", false},
-		{"to a node without capacity", []string{"n3"}, "", false},
+		{"to a node without a free slot", []string{"n3"}, "", false},
 		{"to its own place", []string{"n3", "n2"}, "n2", true},
 	} {
-		node, ok := f.Move(ledger.Request{Pod: pod("w", 16), Nodes: step.to}, binpack, c, at)
+		node, ok := f.Move(ledger.Request{Pod: pod("w", 16), Nodes: step.to}, binpack, at)
 		expect(t, step.what, []any{step.want, step.ok}, []any{node, ok})
 		expect(t, "the pod's node", "n2", f.nodeOf("w"))
-		expect(t, "where it takes capacity", map[gpu.PodUID]string{"w": "n2"}, c.taken)
 	}
 }
 
@@ -174,7 +171,7 @@ func TestStillUsable(t *testing.T) {
 		"it came to the other card":    {func(f *fixture) { f.bind("n1", 1, pod("other", 32)) }, true},
 		"it came, and the place was moved": {func(f *fixture) {
 			f.bind("n1", 0, pod("other", 16))
-			f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{"n1"}}, binpack, nil, at)
+			f.Move(ledger.Request{Pod: pod("w", 16), Nodes: []string{"n1"}}, binpack, at)
 		}, true},
 		"another scheduler's container came": {func(f *fixture) {
 			f.bind("n1", 0, pod("other", 0))
@@ -194,9 +191,9 @@ func TestStillUsable(t *testing.T) {
 	}
 }
 
-// A node that lacks capacity for one pod can take another one that needs less, and a node that lacks it for both is
+// A node that lacks slots for one pod can take another one that needs less, and a node that lacks them for both is
 // passed by.
-func TestReserveAllCapacity(t *testing.T) {
+func TestReserveAllResources(t *testing.T) {
 	nodes := []string{"n1", "n2", "n3"}
 	for name, tc := range map[string]struct {
 		free map[string]int
@@ -211,62 +208,40 @@ func TestReserveAllCapacity(t *testing.T) {
 		"nowhere enough for the last":          {map[string]int{"n1": 1, "n2": 1, "n3": 0}, []int{1, 1, 1}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, c := newFixture(t, spec(16, 16), spec(16, 16), spec(16, 16)), newSlots(t, tc.free)
+			s := &slots{free: tc.free, needs: map[gpu.PodUID]int{}}
+			f := newFixtureWith(t, s, spec(16, 16), spec(16, 16), spec(16, 16))
 			amounts := make([]gpu.Memory, len(tc.needs))
 			for i, need := range tc.needs {
 				amounts[i] = 16
-				c.needs[gpu.PodUID(fmt.Sprint("w", i))] = need
+				s.needs[gpu.PodUID(fmt.Sprint("w", i))] = need
 			}
-			places, _ := f.ReserveAll(requests(nodes, amounts...), nil, binpack, c, at)
+			places, _ := f.ReserveAll(requests(nodes, amounts...), nil, binpack, at)
 			var got []string
 			for _, place := range places {
 				got = append(got, place.Node)
 			}
 			expect(t, "nodes", tc.want, got)
-			if places == nil {
-				expect(t, "free after the failure", tc.free, c.free)
-			}
 		})
 	}
 }
 
-// slots is a Capacity with a number of free slots by node. Each pod needs one, if needs doesn't have it.
+// slots implements ledger.Resources with a number of slots by node. Each pod that isn't bound needs one, if needs doesn't have it.
 type slots struct {
-	t     *testing.T
+	shapesOf
 	free  map[string]int
 	needs map[gpu.PodUID]int
-	taken map[gpu.PodUID]string
 }
 
-func newSlots(t *testing.T, free map[string]int) *slots {
-	return &slots{t, maps.Clone(free), map[gpu.PodUID]int{}, map[gpu.PodUID]string{}}
-}
-
-func (s *slots) need(uid gpu.PodUID) int {
-	if n, known := s.needs[uid]; known {
-		return n
+func (s *slots) Fits(q ledger.ResourceQuery) bool {
+	need := 0
+	for _, uid := range slices.Concat(q.Pods, q.Ahead) {
+		if n, known := s.needs[uid]; known {
+			need += n
+		} else {
+			need++
+		}
 	}
-	return 1
-}
-
-func (s *slots) Take(node string, uid gpu.PodUID) bool {
-	if where, again := s.taken[uid]; again {
-		s.t.Errorf("%s is on %s and takes again on %s", uid, where, node)
-	}
-	if s.free[node] < s.need(uid) {
-		return false
-	}
-	s.free[node] -= s.need(uid)
-	s.taken[uid] = node
-	return true
-}
-
-func (s *slots) Return(node string, uid gpu.PodUID) {
-	if s.taken[uid] != node {
-		s.t.Errorf("%s returns what it has on %q to %s", uid, s.taken[uid], node)
-	}
-	s.free[node] += s.need(uid)
-	delete(s.taken, uid)
+	return need <= s.free[q.Node]
 }
 
 // TestReserveAllRandom compares ReserveAll with a second ledger, on which the same pods are placed one by one: each on
@@ -275,17 +250,15 @@ func TestReserveAllRandom(t *testing.T) {
 	reached := map[string]int{}
 	for seed := range uint64(1000) {
 		s := newReserveSimulation(t, seed)
-		before, free := s.ledger.Nodes(), maps.Clone(s.slots.free)
-		places, yielded := s.ledger.ReserveAll(s.requests, s.yielding, s.view, s.slots, at)
+		before := s.ledger.Nodes()
+		places, yielded := s.ledger.ReserveAll(s.requests, s.yielding, s.view, at)
 		want, wantYielded := s.oneByOne()
 		expect(t, "places", want, places)
 		expect(t, "yielded sets", wantYielded, yielded)
 		if places == nil {
 			expect(t, "nodes after a failure", before, s.ledger.Nodes())
-			expect(t, "slots after a failure", free, s.slots.free)
 		} else {
 			expect(t, "nodes", s.reference.Nodes(), s.ledger.Nodes())
-			expect(t, "slots", s.referenceSlots.free, s.slots.free)
 		}
 		if t.Failed() {
 			t.Fatalf("with seed %d", seed)
@@ -300,57 +273,60 @@ func TestReserveAllRandom(t *testing.T) {
 
 // reserveSimulation is a random cluster, twice, and random requests.
 type reserveSimulation struct {
-	ledger, reference     *ledger.Ledger
-	slots, referenceSlots *slots
-	requests              []ledger.Request
-	yielding              [][]gpu.PodUID
-	view                  ledger.View
+	*testing.T
+	ledger, reference *ledger.Ledger
+	slots             *slots
+	requests          []ledger.Request
+	yielding          [][]gpu.PodUID
+	view              ledger.View
+	// nominee is nominated to the node n0, if it has a UID.
+	nominee gpu.Pod
 }
 
 func newReserveSimulation(t *testing.T, seed uint64) *reserveSimulation {
-	s := &reserveSimulation{}
+	s := &reserveSimulation{T: t}
 	random := rand.New(rand.NewPCG(seed, 2))
 	policies := placement.Policies()
 	s.view = ledger.View{Card: policies[random.IntN(2)], Node: policies[random.IntN(2)]}
-	s.ledger, s.slots, s.requests, s.yielding = randomRequests(t, seed)
-	s.reference, s.referenceSlots, _, _ = randomRequests(t, seed)
+	s.randomRequests(seed)
+	s.reference = s.ledger
+	s.randomRequests(seed)
 	return s
 }
 
-func randomRequests(t *testing.T, seed uint64) (*ledger.Ledger, *slots, []ledger.Request, [][]gpu.PodUID) {
+// randomRequests sets all fields but reference.
+func (s *reserveSimulation) randomRequests(seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	memory := func() gpu.Memory { return 1 + gpu.Memory(random.IntN(16)) }
-	f, free, nodes := newFixture(t), map[string]int{}, make([]string, 2+random.IntN(4))
+	s.slots, s.requests, s.yielding = &slots{free: map[string]int{}}, nil, nil
+	f, nodes := newFixtureWith(s.T, s.slots), make([]string, 2+random.IntN(4))
 	for i := range nodes {
 		nodes[i] = fmt.Sprint("n", i)
 		f.SetNode(nodes[i], limited(spec(16, 8+memory(), 8+memory()), random.IntN(8))) // Mostly with a limit of containers.
-		free[nodes[i]] = random.IntN(8)
+		s.slots.free[nodes[i]] = random.IntN(8)
 	}
-	c, yielding := newSlots(t, free), [][]gpu.PodUID(nil)
 	for i := range random.IntN(4 * len(nodes)) {
 		p, node := like(pod(fmt.Sprint("r", i), memory()), random.IntN(6)), nodes[random.IntN(len(nodes))]
 		if random.IntN(4) == 0 {
 			f.SetBound(node, p, p.Demand().On(random.Perm(3)[:p.NumCards()]...), at)
 		} else if _, err := f.Reserve(node, p, placement.Binpack, at); err == nil {
-			c.free[node] += c.need(p.UID)
-			c.Take(node, p.UID)
-			yielding = append(yielding, []gpu.PodUID{p.UID})
+			s.yielding = append(s.yielding, []gpu.PodUID{p.UID})
 		}
 	}
 	if random.IntN(3) == 0 {
-		f.Nominate(nodes[0], pod("nominee", memory(), int32(random.IntN(3))))
+		s.nominee = pod("nominee", memory(), int32(random.IntN(3)))
+		f.Nominate(nodes[0], s.nominee)
 	}
 	lists, amounts := [][]string{nodes, slices.Clone(nodes[1:]), {nodes[1], nodes[0]}}, []gpu.Memory{memory(), memory()}
 	kinds := []int{random.IntN(6), random.IntN(6)}
-	var requests []ledger.Request
 	for i := range 1 + random.IntN(3*len(nodes)) {
 		p := like(pod(fmt.Sprint("w", i), amounts[random.IntN(2)], int32(random.IntN(2))), kinds[random.IntN(2)])
-		requests = append(requests, ledger.Request{Pod: p, Nodes: lists[random.IntN(len(lists))]})
+		s.requests = append(s.requests, ledger.Request{Pod: p, Nodes: lists[random.IntN(len(lists))]})
 	}
 	if random.IntN(3) == 0 {
-		f.await(requests[:1+random.IntN(len(requests))], 0, longAgo)
+		f.await(s.requests[:1+random.IntN(len(s.requests))], 0, longAgo)
 	}
-	return f.Ledger, c, requests, yielding
+	s.ledger = f.Ledger
 }
 
 // like returns the pod with one of six kinds of demand: memory of one card, or several cards, cores, containers, or all of these.
@@ -383,35 +359,50 @@ func (s *reserveSimulation) oneByOne() ([]ledger.ChosenNode, int) {
 			return nil, 0
 		}
 		for _, uid := range s.yielding[yielded] {
-			node, _, _ := s.reference.Lookup(uid)
 			s.reference.Release(uid)
-			s.referenceSlots.Return(node, uid)
 		}
 	}
 }
 
 func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.ChosenNode) {
 	for _, request := range s.requests {
-		best, most := "", placement.Suitability(-1)
+		best, most, free := "", placement.Suitability(-1), s.withFreeSlot(request.Pod)
 		s.reference.Rank(s.view, request.Pod, request.Nodes, func(i int, suits placement.Suitability, reason reasons.Reason) {
 			node := request.Nodes[i]
-			if reason == reasons.Fits && suits > most && s.referenceSlots.free[node] >= s.referenceSlots.need(request.Pod.UID) {
+			if reason == reasons.Fits && suits > most && slices.Contains(free, node) {
 				best, most = node, suits
 			}
 		})
 		if best == "" {
-			for i, place := range places {
+			for i := range places {
 				s.reference.Release(s.requests[i].Pod.UID)
-				s.referenceSlots.Return(place.Node, s.requests[i].Pod.UID)
 			}
 			return nil
 		}
 		if _, err := s.reference.Reserve(best, request.Pod, s.view.Card, at.Add(time.Duration(*placed))); err != nil {
-			s.slots.t.Fatal(err)
+			s.Fatal(err)
 		}
-		s.referenceSlots.Take(best, request.Pod.UID)
 		*placed++
 		places = append(places, ledger.ChosenNode{Node: best})
 	}
 	return places
+}
+
+// withFreeSlot returns the nodes with a slot for the pod beside the assumed pods and the nominated one.
+func (s *reserveSimulation) withFreeSlot(pod gpu.Pod) (names []string) {
+	for _, node := range s.reference.Nodes() {
+		used := 0
+		if node.Name == "n0" && s.nominee.UID != "" && s.nominee.Priority >= pod.Priority {
+			used++
+		}
+		for _, a := range node.Allocations {
+			if a.State == ledger.Assumed {
+				used++
+			}
+		}
+		if used < s.slots.free[node.Name] {
+			names = append(names, node.Name)
+		}
+	}
+	return names
 }

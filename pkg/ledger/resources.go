@@ -42,13 +42,11 @@ func (l *Ledger) requestsOf(uid gpu.PodUID) string {
 }
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
-func (l *Ledger) hasReserved(n *node) bool {
-	return n != nil && (len(n.reserved) > 0 || l.hasPlaces(n))
-}
+func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.assumed > 0) }
 
 // HasReserved reports whether something is reserved on the node, so that pods may fit once it has more CPU or another resource free.
 func (l *Ledger) HasReserved(name string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.hasReserved(l.nodes[name])
+	return l.nodes[name].hasReserved()
 }

@@ -71,7 +71,7 @@ func TestReservedResources(t *testing.T) {
 		expect(t, what+", Availability", want, reason)
 		_, found := f.FirstFit(pod, f.nodes)
 		expect(t, what+", FirstFit", want == fits, found)
-		nominated := f.NominateAll([]ledger.Request{{Pod: pod, Nodes: f.nodes}}, binpack, nil)
+		nominated := f.NominateAll([]ledger.Request{{Pod: pod, Nodes: f.nodes}}, binpack)
 		expect(t, what+", NominateAll", want == fits, nominated[0] != "")
 		f.End(ledger.Nominated, string(pod.UID))
 		_, err := f.Reserve("n1", pod, placement.Binpack, at)
@@ -85,7 +85,7 @@ func TestReservedResources(t *testing.T) {
 	finds("a pod that needs none", none, fits)
 	finds("a pod of higher priority", higher, fits)
 	expect(t, "it fits once the old pod has ended", []bool{false, true}, []bool{
-		f.FitsResources("n1", small, nil), f.FitsResources("n1", small, []gpu.PodUID{"old"}),
+		f.FitsResources("n1", []gpu.Pod{small}, nil, nil), f.FitsResources("n1", []gpu.Pod{small}, []gpu.PodUID{"old"}, nil),
 	})
 	expect(t, "all is free", false, f.AwaitedFree(testItem.ID))
 	f.end("old")
@@ -103,9 +103,9 @@ func TestReservedResources(t *testing.T) {
 	f.reserve("n1", item)
 	f.Own(ledger.Planned, item.UID, time.Time{})
 	finds("beside a plan", small, kept)
-	finds("beside a plan, of higher priority", higher, fits)
+	expect(t, "of higher priority", []reasons.Reason{fits}, f.check(higher, "n1"))
 	f.Disown(ledger.Planned, item.UID)
-	finds("kube-scheduler counts a pod whose bind is in progress", small, fits)
+	finds("beside a bind in progress", small, kept)
 }
 
 // The held places of reclaim keep the other resources too, with what the pods that are evicted for them use.
@@ -276,4 +276,34 @@ func TestAwaitBesideFreedCPU(t *testing.T) {
 			expect(t, name+": the pod", []reasons.Reason{reasons.Fits}, f.check(p, "n1"))
 		}
 	}
+}
+
+// What is planned counts the CPU of all pods with places and of nominated ones, whatever kube-scheduler has offered.
+func TestPlannedResources(t *testing.T) {
+	f := newResourcesFixture(t, 2)
+	plan := func(p gpu.Pod) string {
+		places, _ := f.ReserveAll([]ledger.Request{{Pod: p, Nodes: f.nodes[:1]}}, nil, binpack, at)
+		if places == nil {
+			return ""
+		}
+		f.Release(p.UID)
+		return places[0].Node
+	}
+	asking, important := f.pending(pod("asking", 4), 5), f.pending(pod("important", 4, 1), 5)
+	expect(t, "an empty node", "n1", plan(asking))
+	f.cluster.SetPod(&eligibility.PodUse{Pod: gpu.Pod{UID: "other"}, Node: "n1", Requests: eligibility.Amounts{corev1.ResourceCPU: 4000}})
+	expect(t, "beside a pod without GPU memory", "", plan(asking))
+	f.cluster.DeletePod("other")
+	f.reserve("n1", f.pending(pod("placed", 4), 4))
+	expect(t, "beside a pod with a place", []string{"", ""}, []string{plan(asking), plan(important)})
+	expect(t, "a filter call of a more important pod", []reasons.Reason{reasons.Fits}, f.check(important, "n1"))
+	moved, ok := f.Move(ledger.Request{Pod: pod("placed", 4), Nodes: f.nodes[1:]}, binpack, at)
+	expect(t, "after it was moved", []any{"n2", true, "n1"}, []any{moved, ok, plan(asking)})
+	f.Nominate("n1", f.pending(pod("nominee", 4), 4))
+	expect(t, "beside a nominated pod", []string{"", "n1"}, []string{plan(asking), plan(important)})
+	requests := []ledger.Request{{Pod: f.pending(pod("x", 4), 4), Nodes: f.nodes[1:]}, {Pod: f.pending(pod("y", 4), 1), Nodes: f.nodes[1:]}}
+	places, _ := f.ReserveAll(requests, nil, binpack, at)
+	expect(t, "two pods that don't fit together", []ledger.ChosenNode(nil), places)
+	places, yielded := f.ReserveAll(requests, [][]gpu.PodUID{{"placed"}}, binpack, at)
+	expect(t, "when another gives way", []any{[]ledger.ChosenNode{{Node: "n2"}, {Node: "n2"}}, 1}, []any{places, yielded})
 }

@@ -323,7 +323,7 @@ func (m *model) keptItem() ledger.Item {
 	return item
 }
 
-// usable reports whether the pods of the awaited reservation could be placed on its cards if these were empty.
+// usable reports whether each pod of the awaited reservation could be placed on its cards if these were empty.
 func (m *model) usable() bool {
 	for uid, kept := range m.kept {
 		if m.allocations[uid] != nil {
@@ -335,7 +335,7 @@ func (m *model) usable() bool {
 		needs, _ := each(kept.pod)
 		for _, share := range kept.on {
 			i := slices.IndexFunc(m.specs[kept.node].Cards, func(c gpu.Card) bool { return c.Index == share.Card && c.Unhealthy == "" })
-			if i < 0 || size(m.specs[kept.node].Cards[i]).near < needs.near || !size(m.specs[kept.node].Cards[i]).atLeast(sum(m.keptOn(kept.node, true), share.Card)) {
+			if i < 0 || size(m.specs[kept.node].Cards[i]).near < needs.near || m.specs[kept.node].Cards[i].Memory < share.Memory {
 				return false
 			}
 		}

@@ -203,7 +203,7 @@ func TestPlaceManyCards(t *testing.T) {
 	}
 }
 
-// TestFitsEverywhere checks that all copies of the condition of Fits agree.
+// TestFitsEverywhere checks that Fit and choose agree with Fits.
 func TestFitsEverywhere(t *testing.T) {
 	random, fitting, empty := rand.New(rand.NewPCG(5, 6)), 0, 0
 	for range 20_000 {
@@ -224,6 +224,7 @@ func TestFitsEverywhere(t *testing.T) {
 				want = append(want, i)
 			}
 			emptied := cards[i].Empty()
+			emptied.Unhealthy = false
 			if emptied.Fits(&demand) != cards[i].fitsEmpty(&demand) {
 				t.Fatalf("%+v for %v: fitsEmpty is %v", cards[i], demand, cards[i].fitsEmpty(&demand))
 			}
@@ -231,11 +232,8 @@ func TestFitsEverywhere(t *testing.T) {
 				empty++
 			}
 		}
-		totals, fits := Sum(cards), len(want) >= demand.Cards
-		if reason := totals.fitCards(cards, &demand); (reason == reasons.Fits) != fits {
-			t.Fatalf("%+v for %v: fitCards returns %s, %v fit", cards, demand, reason, want)
-		}
-		if reason := totals.Fit(cards, &demand); (reason == reasons.Fits) != fits {
+		fits := len(want) >= demand.Cards
+		if reason := Fit(cards, demand); (reason == reasons.Fits) != fits {
 			t.Fatalf("%+v for %v: Fit returns %s, %v fit", cards, demand, reason, want)
 		}
 		var got []int
@@ -319,10 +317,9 @@ func TestLinks(t *testing.T) {
 
 func BenchmarkSuitSeveral(b *testing.B) {
 	cards := linked(full(), 1, 1, 1, 1, 2, 2, 2, 2)
-	totals := Sum(cards)
 	demand := gpu.Demand{Cards: 4, Memory: 900}
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(&Binpack, &Binpack, cards, &totals, &demand)
+		Suit(&Binpack, &Binpack, cards, &demand)
 	}
 }

@@ -22,37 +22,31 @@ func (n *NodeRoom) memory() (free, all float64) {
 
 // kindRoom is what a node has for one kind.
 type kindRoom struct {
-	// shares is the number of shares of the kind's demand that the cards have free, and memory what is free on these cards.
+	// on is how many shares of the kind's demand each card has free, shares their sum, and memory what is free on these cards.
+	on             []float64
 	shares, memory float64
 	// pods is how many pods of the kind the node has room for.
 	pods float64
 }
 
-// roomFor returns what the node has for a kind, which is at that position in the outlook. If the node has room for a pod, roomFor appends to on how
-// many shares each card has free.
-func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (kindRoom, []float64) {
+// roomFor returns what the node has for a kind, which is at that position in the outlook.
+func (n *NodeRoom) roomFor(position int, kind *weighed) (r kindRoom) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
-		return kindRoom{}, on
+		return r
 	}
-	var r kindRoom
-	others := len(on)
+	r.on = make([]float64, len(n.Cards))
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
-		shares := kind.sharesOf(&n.Cards[i], free)
-		on = append(on, shares)
-		if shares > 0 {
-			r.shares += shares
+		if r.on[i] = kind.sharesOf(&n.Cards[i], free); r.on[i] > 0 {
+			r.shares += r.on[i]
 			r.memory += free
 		}
 	}
 	if r.shares > 0 {
 		left := n.amounts()
-		r.pods = kind.podsOf(on[others:], r.shares, &left)
+		r.pods = kind.podsOf(r.on, r.shares, &left)
 	}
-	if r.pods == 0 {
-		return r, on[:others]
-	}
-	return r, on
+	return r
 }
 
 // usableOnceEmpty reports whether the node has room for a pod of the kind once its pods have ended, also those that use no cards.
@@ -62,7 +56,7 @@ func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed) bool {
 	}
 	cards := 0
 	for i := range n.Cards {
-		if n.Cards[i].fitsEmpty(&kind.Demand) {
+		if c := &n.Cards[i]; !c.Unhealthy && c.fitsEmpty(&kind.Demand) {
 			cards++
 		}
 	}
@@ -107,21 +101,10 @@ func (k *weighed) atMost(pods float64, beside *amounts) float64 {
 
 // sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
 func (k *weighed) sharesOf(c *Card, free float64) float64 {
-	shares := whole(free+0.5, k.shareRate)
-	if k.Cores > 0 || c.limits() || c.Lacks(&k.Demand) {
-		return k.limited(c, shares)
-	}
-	return shares
-}
-
-// limits reports whether other things than memory and cores limit the number of shares on the card.
-func (c *Card) limits() bool { return c.Unhealthy || c.MaxContainers > 0 }
-
-// limited returns how many of the shares the card gives if other things than memory limit them.
-func (k *weighed) limited(c *Card, shares float64) float64 {
 	if c.Unhealthy || c.Lacks(&k.Demand) {
 		return 0
 	}
+	shares := whole(free+0.5, k.shareRate)
 	if k.Cores > 0 {
 		shares = min(shares, float64(c.FreeCores()/k.Cores))
 	}

@@ -66,13 +66,12 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		free, all := nodes[j].memory()
 		emptiness[j] = free * free / max(all, 1)
 	}
-	var buffer [usualCards]float64
 	for i := range kinds {
 		k := newWeighed(kinds[i].Shape)
 		pods, memory, once, usable := 0.0, 0.0, 1.0, false
 		for j := range nodes {
 			n := &nodes[j]
-			if r, _ := n.roomFor(i, &k, buffer[:0]); r.pods > 0 {
+			if r := n.roomFor(i, &k); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
 			}
 			if n.usableOnceEmpty(i, &k) {

@@ -103,28 +103,22 @@ func (c *Card) Overfull() bool {
 // Lacks reports whether the demand needs something that the card doesn't have, whatever is free there: an adapter near it.
 func (c *Card) Lacks(d *gpu.Demand) bool { return d.RDMA == gpu.RDMARequired && !c.NearAdapter }
 
-// Fits reports whether the card has room for its share of the demand. For speed, fitsEmpty, fitCards and choose repeat this condition, and best
-// repeats the part of it that matters for the memory of one card. TestFitsEverywhere compares them.
+// Fits reports whether the card has room for its share of the demand.
 func (c *Card) Fits(d *gpu.Demand) bool {
 	return !c.Unhealthy && !c.Lacks(d) && c.Has(gpu.Share{Memory: d.Memory, Cores: d.Cores, Containers: d.Containers})
 }
 
-// fitsEmpty is Fits for the card with nothing used.
+// fitsEmpty is Fits for the card if it were healthy and nothing were used.
 func (c *Card) fitsEmpty(d *gpu.Demand) bool {
-	return !c.Unhealthy && !c.Lacks(d) && d.Memory <= c.Memory && d.Cores <= gpu.CardCores && (c.MaxContainers == 0 || d.Containers <= c.MaxContainers)
+	return !c.Lacks(d) && d.Memory <= c.Memory && d.Cores <= gpu.CardCores && (c.MaxContainers == 0 || d.Containers <= c.MaxContainers)
 }
 
 // Room returns what is free in the scarcer dimension, as memory: the free memory, or the card's memory times the free fraction of
 // its cores, whichever is less.
 func (c *Card) Room() gpu.Memory {
-	if c.UsedCores != 0 {
-		return c.scarcer()
+	if c.UsedCores == 0 {
+		return c.Free()
 	}
-	return c.Memory.Sub(c.Used)
-}
-
-// scarcer is Room for a card of which cores are used.
-func (c *Card) scarcer() gpu.Memory {
 	if c.Memory > math.MaxInt64/gpu.Memory(gpu.CardCores) {
 		return min(c.Free(), c.Memory/gpu.Memory(gpu.CardCores)*gpu.Memory(c.FreeCores()))
 	}
@@ -135,8 +129,7 @@ func (c *Card) scarcer() gpu.Memory {
 // packed equally, it takes those near an adapter if the demand prefers it, then those that are connected best, and then those with the lowest
 // indexes. The demand's memory must be positive.
 func Place(policy Policy, cards []Card, demand gpu.Demand) (gpu.Placement, reasons.Reason) {
-	totals := Sum(cards)
-	if reason := totals.Fit(cards, &demand); reason != reasons.Fits {
+	if reason := Fit(cards, demand); reason != reasons.Fits {
 		return nil, reason
 	}
 	var buffer [usualCards]pick
@@ -165,19 +158,12 @@ type pick struct {
 const usualCards = 8
 
 // choose appends to picks, which must be empty, the cards that the policy prefers among those with room for the demand, in order. If
-// too few have room, it appends those. It runs for thousands of nodes per pod.
+// too few have room, it appends those.
 func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
-	if demand.MemoryOnly() && demand.RDMA == gpu.RDMANone {
-		if i := best(cards, demand, p.better); i >= 0 {
-			picks = append(picks, pick{i, 0})
-		}
-		return picks
-	}
 	better := p.better
 	for i := range cards {
 		c := &cards[i]
-		if c.Unhealthy || c.Lacks(demand) || c.Memory.Sub(c.Used) < demand.Memory || c.FreeCores() < demand.Cores ||
-			c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
+		if !c.Fits(demand) {
 			continue
 		}
 		room := c.Room()
@@ -204,29 +190,4 @@ func (p *Policy) choose(cards []Card, demand *gpu.Demand, picks []pick) []pick {
 		picks[at] = pick{i, room}
 	}
 	return picks
-}
-
-// best is choose for memory of one card, which is faster: it runs for thousands of nodes per pod.
-func best(cards []Card, demand *gpu.Demand, better func(a, b gpu.Memory) bool) int {
-	chosen, most := -1, gpu.Memory(0)
-	for i := range cards {
-		c := &cards[i]
-		room := c.Memory.Sub(c.Used) // Room is too long to be inlined.
-		if c.Unhealthy || room < demand.Memory || c.MaxContainers != 0 && c.FreeContainers() < demand.Containers {
-			continue
-		}
-		if c.UsedCores != 0 {
-			room = c.scarcer()
-		}
-		if chosen < 0 || better(room, most) || c.Index < cards[chosen].Index && !better(most, room) {
-			chosen, most = i, room
-		}
-	}
-	return chosen
-}
-
-// Fit returns the reason that Place returns, without allocating memory: it runs for thousands of nodes per pod.
-func Fit(cards []Card, demand gpu.Demand) reasons.Reason {
-	totals := Sum(cards)
-	return totals.Fit(cards, &demand)
 }

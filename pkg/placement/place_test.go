@@ -187,22 +187,12 @@ func TestBinpackScore(t *testing.T) {
 	}
 }
 
-// suit calls Suit with the totals of the cards.
 func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, reasons.Reason) {
-	totals := Sum(cards)
-	return Suit(&cardPolicy, &nodePolicy, cards, &totals, &demand)
+	return Suit(&cardPolicy, &nodePolicy, cards, &demand)
 }
 
 // units returns the demand of a pod that asks for memory of one card.
 func units(memory gpu.Memory) gpu.Demand { return gpu.Demand{Cards: 1, Memory: memory, Containers: 1} }
-
-func bestOf(candidates []Candidate, k int) []Candidate {
-	best := Best{K: k}
-	for _, c := range candidates {
-		best.Add(c)
-	}
-	return best.Candidates()
-}
 
 func TestBest(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -212,40 +202,21 @@ func TestBest(t *testing.T) {
 	}{
 		"none fits":      {nil, 2, nil},
 		"one best score": {[]Suitability{3, 9, 5}, 3, []int{1}},
-		"equal scores":   {[]Suitability{9.1, 8.9, 9.9, 9}, 3, []int{0, 2, 3}},
+		"equal scores":   {[]Suitability{9.1, 8.9, 9.9, 9}, 3, []int{2, 0, 3}},
 		"more than k equal scores: the most suitable": {[]Suitability{9.1, 8.9, 9.9, 9, 9.5}, 2, []int{2, 4}},
 		"equal suitability: the first":                {[]Suitability{4, 4, 4}, 2, []int{0, 1}},
 		"k is one":                                    {[]Suitability{9.1, 9.2}, 1, []int{1}},
-		"the lowest score":                            {[]Suitability{0, 0.5}, 9, []int{0, 1}},
+		"the lowest score":                            {[]Suitability{0, 0.5}, 9, []int{1, 0}},
 	} {
 		var candidates []Candidate
 		for i, s := range tc.suits {
 			candidates = append(candidates, Candidate{i, s})
 		}
 		var got []int
-		for _, c := range bestOf(candidates, tc.k) {
+		for _, c := range Best(candidates, tc.k) {
 			got = append(got, c.Node)
 		}
-		slices.Sort(got)
 		check.Equal(t, name, tc.want, got)
-	}
-}
-
-// Best returns the first k candidates of those with the best score in sorted order.
-func TestBestRandom(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 200 {
-		candidates := make([]Candidate, 1+random.IntN(60))
-		for i := range candidates {
-			candidates[i] = Candidate{i, Suitability(8 + float64(random.IntN(20))/10)}
-		}
-		k := 1 + random.IntN(20)
-		sorted := slices.SortedFunc(slices.Values(candidates), bySuitability)
-		want := slices.DeleteFunc(slices.Clone(sorted), func(c Candidate) bool { return c.Suits.Score() < sorted[0].Suits.Score() })
-		want = want[:min(k, len(want))]
-		if diff := cmp.Diff(want, bestOf(candidates, k)); diff != "" {
-			t.Fatalf("the best %d (-want +got):\n%s", k, diff)
-		}
 	}
 }
 
@@ -260,12 +231,11 @@ func full() []Card {
 
 func TestFitAllocations(t *testing.T) {
 	cards := full()
-	totals := Sum(cards)
 	for _, demand := range []gpu.Demand{units(1024), {Cards: 3, Memory: 700, Cores: 20}} {
 		if allocations := testing.AllocsPerRun(100, func() { Fit(cards, demand) }); allocations != 0 {
 			t.Errorf("Fit makes %v allocations for %v", allocations, demand)
 		}
-		if allocations := testing.AllocsPerRun(100, func() { Suit(&Binpack, &Binpack, cards, &totals, &demand) }); allocations != 0 {
+		if allocations := testing.AllocsPerRun(100, func() { Suit(&Binpack, &Binpack, cards, &demand) }); allocations != 0 {
 			t.Errorf("Suit makes %v allocations for %v", allocations, demand)
 		}
 	}
@@ -293,10 +263,9 @@ func BenchmarkPlace(b *testing.B) {
 
 func BenchmarkSuit(b *testing.B) {
 	cards := full()
-	totals := Sum(cards)
 	demand := units(2000)
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(&Binpack, &Binpack, cards, &totals, &demand)
+		Suit(&Binpack, &Binpack, cards, &demand)
 	}
 }

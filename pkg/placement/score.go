@@ -22,19 +22,13 @@ func (s Suitability) Score() int { return int(s) }
 
 // Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
-// node. One point is subtracted if the demand prefers cards near an adapter and gets others. totals must be Sum(cards).
-func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *gpu.Demand) (Suitability, reasons.Reason) {
-	memoryOnly := demand.MemoryOnly() && demand.RDMA == gpu.RDMANone
-	if memoryOnly || demand.Memory > totals.MostFree {
-		if reason := totals.Fit(cards, demand); reason != reasons.Fits { // Mostly without a look at the cards.
-			return 0, reason
-		}
+// node. One point is subtracted if the demand prefers cards near an adapter and gets others.
+func Suit(cardPolicy, nodePolicy *Policy, cards []Card, demand *gpu.Demand) (Suitability, reasons.Reason) {
+	if reason := Fit(cards, *demand); reason != reasons.Fits {
+		return 0, reason
 	}
 	var buffer [usualCards]pick
-	picks := cardPolicy.choose(cards, demand, buffer[:0])
-	if len(picks) < demand.Cards {
-		return 0, totals.Fit(cards, demand)
-	}
+	picks, totals := cardPolicy.choose(cards, demand, buffer[:0]), Sum(cards)
 	var memory, free gpu.Memory
 	var cores gpu.Cores
 	for _, p := range picks {
@@ -42,7 +36,7 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, totals *Totals, demand *
 		memory, free, cores = memory.Add(c.Memory), free.Add(c.Free()), cores+c.FreeCores()
 	}
 	onCards := usedWith(demand, memory, free, cores, demand.Cards)
-	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, totals.Cards)
+	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, len(cards))
 	suits := Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode))
 	if far(cards, picks, demand) {
 		suits = max(suits-1, 0)
@@ -92,57 +86,15 @@ type Candidate struct {
 	Suits Suitability
 }
 
-// Best collects candidates and keeps at most K of those with the best score, most suitable first: the nodes among which
-// kube-scheduler would choose if these scores alone decided.
-type Best struct {
-	K int
-	// kept has fewer than 2K entries. If sifted, its first K are the best so far, in order.
-	kept   []Candidate
-	sifted bool
+// Compare orders candidates: the most suitable first, and of equal ones the first in the list of candidate nodes.
+func (c Candidate) Compare(o Candidate) int {
+	return cmp.Or(cmp.Compare(o.Suits, c.Suits), cmp.Compare(c.Node, o.Node))
 }
 
-// Add adds a candidate.
-func (b *Best) Add(c Candidate) {
-	if b.K <= 0 {
-		return
-	}
-	if b.sifted { // Most candidates end here. This is bySuitability, which takes several times as long.
-		if last := &b.kept[b.K-1]; c.Suits < last.Suits || c.Suits == last.Suits && c.Node > last.Node {
-			return
-		}
-	}
-	b.kept = append(b.kept, c)
-	if len(b.kept)/2 >= b.K {
-		b.sift()
-	}
-}
-
-// sift sorts kept and truncates it to K.
-func (b *Best) sift() {
-	slices.SortFunc(b.kept, bySuitability)
-	if len(b.kept) >= b.K {
-		b.kept, b.sifted = b.kept[:b.K], true
-	}
-}
-
-// All returns the K most suitable candidates, whatever their scores.
-func (b *Best) All() []Candidate {
-	b.sift()
-	return b.kept
-}
-
-// Candidates returns the best candidates.
-func (b *Best) Candidates() []Candidate {
-	b.sift()
-	for i, c := range b.kept {
-		if c.Suits.Score() < b.kept[0].Suits.Score() {
-			return b.kept[:i]
-		}
-	}
-	return b.kept
-}
-
-// bySuitability orders by suitability, descending, then by position.
-func bySuitability(a, b Candidate) int {
-	return cmp.Or(cmp.Compare(b.Suits, a.Suits), cmp.Compare(a.Node, b.Node))
+// Best returns at most k of the candidates with the best score, most suitable first: the nodes among which kube-scheduler would choose if these
+// scores alone decided. It sorts the candidates.
+func Best(candidates []Candidate, k int) []Candidate {
+	slices.SortFunc(candidates, Candidate.Compare)
+	best := candidates[:min(k, len(candidates))]
+	return slices.DeleteFunc(best, func(c Candidate) bool { return c.Suits.Score() < best[0].Suits.Score() })
 }

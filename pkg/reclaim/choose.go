@@ -56,6 +56,9 @@ type trial struct {
 	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant.
 	gone map[gpu.PodUID]bool
 	lost map[string]gpu.Memory
+	// ended are the pods of each node that count as gone: those that are being deleted, and those of the victims. placed are the pods with places.
+	ended  map[string][]gpu.PodUID
+	placed map[string][]gpu.Pod
 	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
 	evicted []int
 	unitOf  map[int]int
@@ -70,6 +73,10 @@ func newTrial(need Need, cluster Cluster) *trial {
 		need: need, cluster: cluster, on: map[string][]int{},
 		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{},
 		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+		ended: map[string][]gpu.PodUID{}, placed: map[string][]gpu.Pod{},
+	}
+	for node, leaving := range cluster.Leaving {
+		t.ended[node] = slices.Clone(leaving)
 	}
 	for i, v := range need.Victims {
 		t.memory[i] = v.Memory()
@@ -122,7 +129,7 @@ func (t *trial) evict(v int) {
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
 		placement.Release(t.cluster.Cards[place.Node], place.On)
-		t.cluster.Capacity.Evict(place.Node, p.UID)
+		t.ended[place.Node] = append(t.ended[place.Node], p.UID)
 	}
 }
 
@@ -140,7 +147,8 @@ func (t *trial) restore(v int) (fits bool) {
 			}
 		}
 		placement.Use(cards, place.On)
-		fits = t.cluster.Capacity.Restore(place.Node, p.UID) && fits
+		t.ended[place.Node] = slices.DeleteFunc(t.ended[place.Node], func(uid gpu.PodUID) bool { return uid == p.UID })
+		fits = fits && (len(t.placed[place.Node]) == 0 || t.fitsResources(place.Node))
 	}
 	return fits
 }
@@ -161,14 +169,20 @@ func (t *trial) placeSomewhere(unit, i int) bool {
 	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
 }
 
+// fitsResources reports whether the node has CPU and all other resources for the pods that have places there, and these.
+func (t *trial) fitsResources(node string, pods ...gpu.Pod) bool {
+	return t.cluster.FitsResources(node, append(pods, t.placed[node]...), t.ended[node])
+}
+
 // place gives the pod a place on the node, if the node has room. The pods before it in the unit must have their places.
 func (t *trial) place(unit, i int, node string) bool {
 	pod := t.need.Units[unit].Pods[i]
 	where, reason := placement.Place(placement.Expected, t.cluster.Cards[node], pod.Demand())
-	if reason != reasons.Fits || !t.cluster.Capacity.Take(node, pod.UID) {
+	if reason != reasons.Fits || !t.fitsResources(node, pod.Pod) {
 		return false
 	}
 	placement.Use(t.cluster.Cards[node], where)
+	t.placed[node] = append(t.placed[node], pod.Pod)
 	t.places[unit] = append(t.places[unit], Place{node, where})
 	return true
 }
@@ -179,7 +193,8 @@ func (t *trial) unplace(unit int) []Place {
 	t.places[unit] = nil
 	for i, place := range former {
 		placement.Release(t.cluster.Cards[place.Node], place.On)
-		t.cluster.Capacity.Return(place.Node, t.need.Units[unit].Pods[i].UID)
+		pod := t.need.Units[unit].Pods[i].Pod
+		t.placed[place.Node] = slices.DeleteFunc(t.placed[place.Node], func(p gpu.Pod) bool { return p.UID == pod.UID })
 	}
 	return former
 }
@@ -188,7 +203,7 @@ func (t *trial) unplace(unit int) []Place {
 func (t *trial) placeAgain(unit int, places []Place) {
 	t.places[unit] = places
 	for i, place := range places {
-		t.cluster.Capacity.Take(place.Node, t.need.Units[unit].Pods[i].UID)
+		t.placed[place.Node] = append(t.placed[place.Node], t.need.Units[unit].Pods[i].Pod)
 		placement.Use(t.cluster.Cards[place.Node], place.On)
 	}
 }

@@ -2,7 +2,6 @@ package reclaim
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/test/fake"
 )
 
 var begin = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -28,7 +26,10 @@ type scene struct {
 func newScene(cards ...int) *scene {
 	s := &scene{
 		Need:    Need{Tenants: map[string]Tenant{}},
-		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}, Capacity: fake.Enough{}},
+		Cluster: Cluster{Cards: map[string][]placement.Card{}, Places: map[gpu.PodUID]Place{}, Budgets: map[gpu.PodUID][]int{}},
+	}
+	s.FitsResources = func(node string, pods []gpu.Pod, gone []gpu.PodUID) bool {
+		return s.cpu == nil || len(pods) <= s.cpu[node]+len(gone)
 	}
 	for i, n := range cards {
 		for index := range n {
@@ -181,7 +182,7 @@ func (s *scene) unknown(uid gpu.PodUID) *scene {
 
 // cpuFor makes each pod need one CPU, of which the node has as many free, and the others none.
 func (s *scene) cpuFor(node string, free int) *scene {
-	s.cpu, s.Capacity = map[string]int{node: free}, fakeCapacity{s}
+	s.cpu = map[string]int{node: free}
 	for name := range s.Cards {
 		if name != node {
 			s.cpu[name] = -1
@@ -190,30 +191,9 @@ func (s *scene) cpuFor(node string, free int) *scene {
 	return s
 }
 
-type fakeCapacity struct{ *scene }
-
-func (c fakeCapacity) Take(node string, _ gpu.PodUID) bool {
-	if c.cpu[node] < 1 {
-		return false
-	}
-	c.cpu[node]--
-	return true
-}
-
-func (c fakeCapacity) Return(node string, _ gpu.PodUID) { c.cpu[node]++ }
-func (c fakeCapacity) Evict(node string, _ gpu.PodUID)  { c.cpu[node]++ }
-
-func (c fakeCapacity) Restore(node string, _ gpu.PodUID) bool {
-	c.cpu[node]--
-	return c.cpu[node] >= 0
-}
-
 // choose decides in a copy of the cluster.
 func (s *scene) choose() (Plan, bool) {
-	c, cpu := s.copied(), s.cpu
-	s.cpu = maps.Clone(cpu)
-	defer func() { s.cpu = cpu }()
-	return Choose(s.Need, c)
+	return Choose(s.Need, s.copied())
 }
 
 // copied returns a copy of the cluster.

@@ -69,8 +69,8 @@ type Cluster struct {
 	Leaving map[string][]gpu.PodUID
 	// Places are the places of the candidates' pods. A candidate can't be a victim if one of its pods has no place here.
 	Places map[gpu.PodUID]Place
-	// Capacity counts the resources besides GPU memory.
-	Capacity Capacity
+	// FitsResources reports whether pods have CPU and all other resources on a node together once the pods in gone have ended there.
+	FitsResources func(node string, pods []gpu.Pod, gone []gpu.PodUID) bool
 	// Budgets are the disruption budgets of the candidates' pods, as positions in Allowed. Allowed holds how many evictions each budget
 	// allows.
 	Budgets map[gpu.PodUID][]int
@@ -81,16 +81,6 @@ type Cluster struct {
 type Place struct {
 	Node string
 	On   gpu.Placement
-}
-
-// Capacity counts what nodes have besides GPU memory.
-type Capacity interface {
-	// Take reports whether the pod fits the node. If it does, Take counts it there. Return undoes Take.
-	Take(node string, uid gpu.PodUID) bool
-	Return(node string, uid gpu.PodUID)
-	// Evict removes a bound pod from the count of its node. Restore undoes Evict, and reports whether the pod still fits.
-	Evict(node string, uid gpu.PodUID)
-	Restore(node string, uid gpu.PodUID) bool
 }
 
 // Plan is the decision.

@@ -53,7 +53,7 @@ func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
 func (t *trial) cheapest(pod Pod) (best *option) {
 	for _, node := range t.order {
 		if _, usable := slices.BinarySearch(pod.Nodes, node); usable && t.steps > 0 {
-			best = t.cheapestOn(node, pod.UID, pod.Demand(), best)
+			best = t.cheapestOn(node, &pod.Pod, best)
 		}
 	}
 	return best
@@ -61,12 +61,13 @@ func (t *trial) cheapest(pod Pod) (best *option) {
 
 // cheapestOn returns the cheapest option on the node if it costs less than best, otherwise best. For a demand of several cards it considers
 // only the set of cards that are the cheapest to free one by one.
-func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best *option) *option {
+func (t *trial) cheapestOn(node string, pod *gpu.Pod, best *option) *option {
 	type freeable struct {
 		card   int
 		option *option
 	}
 	var cards []freeable
+	demand := pod.Demand()
 	one := demand
 	one.Cards = 1
 	newest := t.need.Victims[t.on[node][0]].Started
@@ -77,8 +78,8 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 			continue
 		}
 		if demand.Cards == 1 {
-			best = t.search(node, uid, []int{i}, &demand, best)
-		} else if o := t.search(node, "", []int{i}, &one, nil); o != nil {
+			best = t.search(node, pod, []int{i}, &demand, best)
+		} else if o := t.search(node, nil, []int{i}, &one, nil); o != nil {
 			cards = append(cards, freeable{i, o})
 		}
 	}
@@ -90,7 +91,7 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 	for i := range positions {
 		positions[i] = cards[i].card
 	}
-	return t.search(node, uid, positions, &demand, best)
+	return t.search(node, pod, positions, &demand, best)
 }
 
 // search finds the cheapest option on a set of cards by branch and bound. It takes one candidate after the other, the newest first, and tries
@@ -98,7 +99,7 @@ func (t *trial) cheapestOn(node string, uid gpu.PodUID, demand gpu.Demand, best 
 type search struct {
 	*trial
 	node   string
-	uid    gpu.PodUID
+	pod    *gpu.Pod
 	cards  []int
 	demand *gpu.Demand
 	pool   []int
@@ -114,10 +115,10 @@ type search struct {
 	memory gpu.Memory
 }
 
-// search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If uid is empty, only the
-// cards count, not the capacity.
-func (t *trial) search(node string, uid gpu.PodUID, cards []int, demand *gpu.Demand, best *option) *option {
-	s := &search{trial: t, node: node, uid: uid, cards: cards, demand: demand, best: best, rest: map[string][]gpu.Memory{}, steps: maxStepsOnCards}
+// search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If pod is nil, only the
+// cards count, not the other resources.
+func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Demand, best *option) *option {
+	s := &search{trial: t, node: node, pod: pod, cards: cards, demand: demand, best: best, rest: map[string][]gpu.Memory{}, steps: maxStepsOnCards}
 	var indexes []int
 	for _, c := range cards {
 		indexes = append(indexes, t.cluster.Cards[node][c].Index)
@@ -213,14 +214,7 @@ func (s *search) fits() bool {
 	if slices.ContainsFunc(s.cards, func(i int) bool { return !cards[i].Fits(s.demand) }) {
 		return false
 	}
-	if s.uid == "" {
-		return true
-	}
-	if !s.cluster.Capacity.Take(s.node, s.uid) {
-		return false
-	}
-	s.cluster.Capacity.Return(s.node, s.uid)
-	return true
+	return s.pod == nil || s.fitsResources(s.node, *s.pod)
 }
 
 // record makes the victims so far the best option, if they cost less than it.

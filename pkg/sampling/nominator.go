@@ -74,8 +74,6 @@ type Options struct {
 	// Leading is called right before each write; an error prevents the write.
 	Leading func() error
 	View    ledger.View
-	// Capacity returns a new count of what nodes have besides GPU memory.
-	Capacity func() ledger.Capacity
 	// AnswerLost is how long after its begin a write can take effect whose answer was lost.
 	AnswerLost time.Duration
 	Writes     func(limit int) background.Group
@@ -249,7 +247,7 @@ func (n *Nominator) choose(due []choice) {
 	}
 	view := n.View
 	view.TentativeAt = n.Clock.Now()
-	for i, node := range n.Ledger.NominateAll(requests, view, n.Capacity()) {
+	for i, node := range n.Ledger.NominateAll(requests, view) {
 		single[i].node = node
 	}
 }

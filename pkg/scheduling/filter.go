@@ -145,15 +145,12 @@ func (s *Scheduler) fitsOutsidePlace(pod gpu.Pod, nodes []string) (fits bool) {
 // only the best nodes.
 func (s *Scheduler) fit(c *filterCall) {
 	// With few candidate nodes a shorter answer saves nothing, and the full answer is useful to users and other extenders.
+	c.Passed, c.Reasons = s.rank(c.pod.Pod, c.Nodes, c.now)
+	c.fitting = s.reportReasons(c.Reasons)
 	if s.FilterBest == 0 || len(c.Nodes) <= s.few() || s.requeue.NameAll(c.pod.UID) {
-		c.Passed = make([]placement.Candidate, 0, len(c.Nodes))
-		c.Reasons = s.rank(c.pod.Pod, c.Nodes, c.now, func(node placement.Candidate) { c.Passed = append(c.Passed, node) })
-		c.fitting = s.reportReasons(c.Reasons)
 		return
 	}
-	best := placement.Best{K: s.FilterBest}
-	c.Reasons = s.rank(c.pod.Pod, c.Nodes, c.now, best.Add)
-	c.Passed, c.fitting = best.Candidates(), s.reportReasons(c.Reasons)
+	c.Passed = placement.Best(c.Passed, s.FilterBest)
 	if c.fitting > 0 {
 		// kube-scheduler uses the reasons only if no node fits (pkg/scheduler/schedule_one.go, schedulePod): for the pod's
 		// Event, and to find the nodes on which preemption could help.
@@ -161,15 +158,14 @@ func (s *Scheduler) fit(c *filterCall) {
 	}
 }
 
-// rank checks whether the pod fits each node. It calls fits for each node that it fits, and returns the reason of every
-// node. Tentative placements of other pods count as allocated, see addTentative.
-func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(placement.Candidate)) []reasons.Reason {
-	results, none := make([]reasons.Reason, len(nodes)), true
+// rank checks whether the pod fits each node. It returns the nodes that it fits, in order, and the reason of every node. Tentative placements of
+// other pods count as allocated, see addTentative.
+func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time) (fitting []placement.Candidate, results []reasons.Reason) {
+	fitting, results = make([]placement.Candidate, 0, len(nodes)), make([]reasons.Reason, len(nodes))
 	visit := func(i int, suits placement.Suitability, reason reasons.Reason) {
 		results[i] = reason
 		if reason == reasons.Fits {
-			none = false
-			fits(placement.Candidate{Node: i, Suits: suits})
+			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
 		}
 	}
 	view := s.view()
@@ -177,12 +173,12 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time, fits func(p
 		view.TentativeAt = now
 	}
 	tentative := s.ledger.Rank(view, pod, nodes, visit)
-	if tentative && none {
+	if tentative && len(fitting) == 0 {
 		// Not every tentative placement becomes an allocation. A pod that fits nowhere else may try such a node.
 		view.TentativeAt = time.Time{}
 		s.ledger.Rank(view, pod, nodes, visit)
 	}
-	return results
+	return fitting, results
 }
 
 // recordTry records that kube-scheduler offers the pod these nodes, if it may have evicted pods for it. It evicts none for a group that isn't

@@ -436,8 +436,7 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	l := ledger.New()
 	manager := gang.New(gang.Options{
-		Ledger: l, Observer: &fake.Observer{}, Failures: &queue.Failures{}, Capacity: func() ledger.Capacity { return nil },
-		AwaitsTurn: func(gpu.Pod) bool { return false },
+		Ledger: l, Observer: &fake.Observer{}, Failures: &queue.Failures{}, AwaitsTurn: func(gpu.Pod) bool { return false },
 	})
 	manager.StartLeading(now)
 	for _, uid := range []gpu.PodUID{"a", "b"} {

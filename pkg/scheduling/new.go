@@ -16,7 +16,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reclaim"
 	"github.com/gpushare/gpushare/pkg/requeue"
 	"github.com/gpushare/gpushare/pkg/sampling"
 )
@@ -93,7 +92,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newNominator() *sampling.Nominator {
 	return sampling.New(sampling.Options{
 		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize,
-		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(), Capacity: func() ledger.Capacity { return s.capacity() },
+		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
 		AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 	})
 }
@@ -108,7 +107,6 @@ func (s *Scheduler) newGroups() *groups {
 			}
 			return nil
 		},
-		Capacity:   func() ledger.Capacity { return s.capacity(ledger.Reclaimed) },
 		Failures:   s.failures,
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
@@ -128,12 +126,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, turnRules *dispatch.TurnRul
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	options.Capacity = s.capacity
-	options.EmptyCapacity = func() ledger.Capacity { return s.nodes.Capacity(nil, true) }
-	f.manager = dispatch.New(options)
-	f.reclaimer = eviction.NewReclaimer(s.executor, s.API, func() reclaim.Capacity {
-		return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.Counted(node, ledger.Reclaimed) }, false)
-	})
+	f.manager, f.reclaimer = dispatch.New(options), eviction.NewReclaimer(s.executor, s.API)
 	return f
 }
 

@@ -18,18 +18,13 @@ func (s *Scheduler) Prioritize(object *corev1.Pod, nodes []string) ([]int64, err
 		return nil, err
 	}
 	now := s.Clock.Now()
-	var fitting []placement.Candidate
-	s.rank(pod, nodes, now, func(c placement.Candidate) { fitting = append(fitting, c) })
+	fitting, _ := s.rank(pod, nodes, now)
 	s.NodePolicy.Scale(fitting)
-	var best placement.Best
-	if s.FilterBest > 0 {
-		best.K = s.few()
-	}
 	for _, c := range fitting {
 		scores[c.Node] = int64(c.Suits.Score())
-		best.Add(c)
 	}
-	// If filter passed every node that fits, these scores decide.
-	s.addTentative(pod, names(nodes, best.Candidates()), now)
+	if s.FilterBest > 0 { // If filter passed every node that fits, these scores decide.
+		s.addTentative(pod, names(nodes, placement.Best(fitting, s.few())), now)
+	}
 	return scores, nil
 }

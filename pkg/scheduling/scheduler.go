@@ -145,12 +145,6 @@ func (s *Scheduler) view() ledger.View {
 	return ledger.View{Card: s.CardPolicy, Node: s.NodePolicy}
 }
 
-// capacity returns a new count of what nodes have besides GPU memory, for the ledger only. It counts the pods with reservations, see
-// ledger.CountedOn.
-func (s *Scheduler) capacity(awaited ...ledger.Source) ledger.Capacity {
-	return s.nodes.Capacity(func(node string) []gpu.PodUID { return s.ledger.CountedOn(node, awaited...) }, false)
-}
-
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
 func (s *Scheduler) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)

@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // reservation is the memory that a member keeps without being bound, as a leader's ledger shows it.
@@ -117,27 +118,18 @@ func (w *world) checkPromise(r *replica, request BindRequest) {
 	}
 }
 
-// simCapacity counts what nodes have free, as kube-scheduler does. It implements ledger.Capacity.
-type simCapacity struct {
+// simResources counts what nodes have free beside the bound pods, as kube-scheduler does.
+type simResources struct {
 	free map[string]amounts
 	pods map[gpu.PodUID]*apiPod
 }
 
-func (c simCapacity) Take(node string, uid gpu.PodUID) bool {
-	p := c.pods[uid]
-	if p.amounts().exceeds(c.free[node]) {
-		return false
+func (r simResources) fits(q ledger.ResourceQuery) bool {
+	var sum amounts
+	for _, uid := range slices.Concat(q.Pods, q.Ahead) {
+		sum = sum.plus(r.pods[uid].amounts())
 	}
-	c.count(node, p)
-	return true
-}
-
-func (c simCapacity) count(node string, p *apiPod) {
-	c.free[node] = c.free[node].minus(p.amounts())
-}
-
-func (c simCapacity) Return(node string, uid gpu.PodUID) {
-	c.free[node] = c.free[node].plus(c.pods[uid].amounts())
+	return !sum.exceeds(r.free[q.Node])
 }
 
 // beside is what pods are to fit beside: the bound pods that stay. With pool, the nodes count that an autoscaler can add.
@@ -149,9 +141,10 @@ type beside struct {
 // has reports whether the node can take pods.
 func (b *beside) has(n *apiNode) bool { return n.exists && !n.closed || b.pool && n.pooled }
 
-// truth returns a ledger and what is free in the cluster besides, as it would be then.
-func (w *world) truth(b *beside) (*ledger.Ledger, simCapacity) {
-	l, c := ledger.New(), simCapacity{map[string]amounts{}, map[gpu.PodUID]*apiPod{}}
+// truth returns a ledger of the cluster as it would be then.
+func (w *world) truth(b *beside) *ledger.Ledger {
+	r := simResources{map[string]amounts{}, map[gpu.PodUID]*apiPod{}}
+	l := ledger.NewWithResources(fake.Resources(r.fits), nil)
 	for _, n := range w.api.nodes {
 		if !b.has(n) {
 			continue
@@ -168,18 +161,18 @@ func (w *world) truth(b *beside) (*ledger.Ledger, simCapacity) {
 			spec, _ = eligibility.Spec(n.object, protocol.ParseNode(n.object))
 		}
 		l.SetNode(n.name, spec)
-		c.free[n.name] = newBin(n).size
+		r.free[n.name] = newBin(n).size
 	}
 	for _, p := range w.api.order {
-		c.pods[p.uid()] = p
+		r.pods[p.uid()] = p
 		if p.live() && b.stays(p) {
-			c.count(p.info.Node, p)
+			r.free[p.info.Node] = r.free[p.info.Node].minus(p.amounts())
 			if p.memory > 0 {
 				l.SetBound(p.info.Node, p.info.Pod, p.info.Placement, time.Time{})
 			}
 		}
 	}
-	return l, c
+	return l
 }
 
 // eligible returns the nodes that the pod may use.
@@ -216,7 +209,7 @@ func (w *world) fitBeside(b *beside, pods ...*apiPod) bool {
 }
 
 func (w *world) fitsInOrder(b *beside, pods []*apiPod, turn int) bool {
-	l, free := w.truth(b)
+	l := w.truth(b)
 	requests := make([]ledger.Request, len(pods))
 	for i, p := range pods {
 		nodes := w.eligible(b, p)
@@ -226,7 +219,7 @@ func (w *world) fitsInOrder(b *beside, pods []*apiPod, turn int) bool {
 		turn := turn % len(nodes)
 		requests[i] = ledger.Request{Pod: p.info.Pod, Nodes: slices.Concat(nodes[turn:], nodes[:turn])}
 	}
-	places, _ := l.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, free, begin)
+	places, _ := l.ReserveAll(requests, nil, ledger.View{Card: placement.Binpack, Node: placement.Binpack}, begin)
 	return places != nil
 }
 

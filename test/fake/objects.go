@@ -177,8 +177,11 @@ func Node(name string, cards ...int64) *corev1.Node {
 }
 
 // Ledger returns a ledger with the nodes.
-func Ledger(nodes ...*corev1.Node) *ledger.Ledger {
-	l := ledger.New()
+func Ledger(nodes ...*corev1.Node) *ledger.Ledger { return LedgerWith(nil, nodes...) }
+
+// LedgerWith returns a ledger with the nodes that knows what they have besides GPU memory.
+func LedgerWith(resources ledger.Resources, nodes ...*corev1.Node) *ledger.Ledger {
+	l := ledger.NewWithResources(resources, nil)
 	for _, object := range nodes {
 		node := protocol.ParseNode(object)
 		l.SetNode(object.Name, ledger.NodeSpec{Unit: node.Unit, Cards: node.Cards})

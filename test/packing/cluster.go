@@ -120,13 +120,13 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 		return c.leastAllocated(pod)
 	}
 	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
-	best := placement.Best{K: 1}
+	var fitting []placement.Candidate
 	c.ledger.Rank(c.view, use.Pod, candidates, func(i int, suits placement.Suitability, reason reasons.Reason) {
 		if reason == reasons.Fits {
-			best.Add(placement.Candidate{Node: i, Suits: suits})
+			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
 		}
 	})
-	chosen := best.Candidates()
+	chosen := placement.Best(fitting, 1)
 	if len(chosen) == 0 {
 		return "", false
 	}
