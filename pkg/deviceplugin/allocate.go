@@ -2,9 +2,9 @@ package deviceplugin
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -26,9 +26,9 @@ type allocator struct {
 	// annotate is called for each pod whose annotations may have to change.
 	annotate func(gpu.PodUID)
 
-	// mutex guards the fields below, snapshots and kubelet. A call stops waiting for it when its context ends.
-	// While it is held, the allocator may ask the kubelet and read the pods, for askTimeout and readTimeout at most.
-	mutex chan struct{}
+	// mu guards the fields below and snapshots. While it is held, the allocator may ask the kubelet and read the pods, for askTimeout and
+	// readTimeout at most.
+	mu sync.Mutex
 	// preferred is what the last GetPreferredAllocation call was matched to, and preferredDevices the devices that it returned: the Allocate call
 	// that follows has them.
 	preferred        allocation.Preference
@@ -41,12 +41,11 @@ type allocator struct {
 // Allocate selects the cards of one container and returns the response for the kubelet. ids are the fake devices.
 func (a *allocator) Allocate(ctx context.Context, ids []string) (response *pluginapi.ContainerAllocateResponse, err error) {
 	defer a.metrics.observe(time.Now())
-	release, err := a.lock(ctx)
-	if err != nil {
-		a.metrics.allocations.WithLabelValues(string(allocation.RefusedUnavailable)).Inc()
-		return nil, err
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err // The kubelet doesn't wait for the answer any more.
 	}
-	defer release()
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
 	preferred := a.preferred
 	if devices != a.preferredDevices {
@@ -64,11 +63,8 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 // that the kubelet's checkpoint names the real cards. It decides as Allocate does and has the same waits. It returns nil if it
 // can't decide: an error would fail the pod, and Allocate makes the final decision.
 func (a *allocator) Prefer(ctx context.Context, available, include []string, size int) []string {
-	release, err := a.lock(ctx)
-	if err != nil {
-		return nil
-	}
-	defer release()
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	decision := a.readAndDecide(ctx, gpu.Memory(size), allocation.Preference{})
 	if len(decision.Cards) == 0 {
 		return nil
@@ -81,35 +77,26 @@ func (a *allocator) Prefer(ctx context.Context, available, include []string, siz
 
 // KubeletStarted reads the checkpoint of a kubelet that has just started: that kubelet doesn't know any other container.
 func (a *allocator) KubeletStarted(ctx context.Context) {
-	release, err := a.lock(ctx)
-	if err != nil {
-		return
-	}
-	defer release()
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.snapshots.kubeletStarted()
 	a.checkpoint.Sync(ctx)
 	a.kubelet.Renew()
 }
 
 // InUse returns the memory that pods hold on each card, or are annotated with. No allocation is in progress when it is computed.
-func (a *allocator) InUse(ctx context.Context) (map[int]gpu.Memory, error) {
-	release, err := a.lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
+func (a *allocator) InUse() map[int]gpu.Memory {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	held := a.snapshots.Cached()
-	return held.InUse(), nil
+	return held.InUse()
 }
 
 // KeepLimits makes sure that the containers of the record can be started again with their limits. No allocation is in progress meanwhile: its limit
 // is kept before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
-func (a *allocator) KeepLimits(ctx context.Context) error {
-	release, err := a.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
+func (a *allocator) KeepLimits() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	var limits []uint64
 	for _, containers := range a.snapshots.record.Snapshot() {
 		for _, given := range containers {
@@ -121,16 +108,6 @@ func (a *allocator) KeepLimits(ctx context.Context) error {
 		}
 	}
 	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
-}
-
-// lock waits for mutex until ctx ends, and returns what unlocks it.
-func (a *allocator) lock(ctx context.Context) (release func(), err error) {
-	select {
-	case a.mutex <- struct{}{}:
-		return func() { <-a.mutex }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for another allocation: %w", ctx.Err())
-	}
 }
 
 // readAndDecide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both

@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,12 +132,12 @@ func TestLimitOfNextStart(t *testing.T) {
 			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
 			backends := isolation.NewBackends(isolation.Options{SpecDirs: []string{dir}})
 			a := &allocator{
-				mutex: make(chan struct{}, 1), checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
+				checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
 			}
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
 			kept := func(when string, want ...uint64) {
 				t.Helper()
-				check.Must(t, a.KeepLimits(t.Context()))
+				check.Must(t, a.KeepLimits())
 				var spec cdi.Spec
 				text, err := os.ReadFile(filepath.Join(dir, "gpushare.aliyun.com-memory-limit.json"))
 				if err = errors.Join(err, json.Unmarshal(text, &spec)); err != nil {
@@ -193,8 +192,8 @@ func TestWithoutItsLimit(t *testing.T) {
 	check.Equal(t, "pods without their limit", sets.New[gpu.PodUID]("uid-lost"), p.overuse.unlimited)
 }
 
-// TestPromisedStays: while it isn't known what is promised of the cards, because an allocation takes long, the last known promises count.
-func TestPromisedStays(t *testing.T) {
+// TestPromised: a pod that borrows is reported while its card has less free memory than the others were promised and don't use.
+func TestPromised(t *testing.T) {
 	b := newFixture(t)
 	p, _ := b.start(newCards(16))
 	await.True(t, "the annotator", func() bool { return p.node.informer.HasSynced() })
@@ -210,21 +209,10 @@ func TestPromisedStays(t *testing.T) {
 			{UID: "uid-borrower", Container: "main", Used: 7 << 30, Requested: 2 << 30, Allowed: 8 << 30}, {UID: "uid-lost", Container: "main", Used: 4 << 30}}}
 	}
 	reported := func() bool { value, _ := p.overuse.Annotation("uid-borrower"); return value != "" }
-	promised := func() map[int]gpu.Memory {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		promised, _ := p.allocator.InUse(ctx)
-		return promised
-	}
+	promised := p.allocator.InUse
 	p.overuse.Update(measure(512), promised())
 	if !reported() {
 		t.Error("it isn't reported while the card is low on free memory")
-	}
-	p.allocator.mutex <- struct{}{}
-	p.overuse.Update(measure(512), promised())
-	<-p.allocator.mutex
-	if !reported() {
-		t.Error("it isn't reported any more while an allocation takes long")
 	}
 	p.overuse.Update(measure(1024), promised())
 	if reported() {
@@ -259,7 +247,7 @@ func TestPromisedToTerminatingPods(t *testing.T) {
 		"uid-ended":   {Leaving: true, EndsSoon: true},
 		"uid-stays":   {Held: map[int]uint64{0: 8 << 30}},
 	}
-	check.Equal(t, "the result", want, p.overuse.known(time.Now()).Pods)
+	check.Equal(t, "the result", want, p.overuse.known(time.Now(), nil).Pods)
 }
 
 // Without the kubelet's answers, pods of the same request are served in the order in which they were assumed. None of them gets the limit of another.

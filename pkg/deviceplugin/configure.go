@@ -33,7 +33,7 @@ type configurator struct {
 	// isolator takes the isolation mode.
 	isolator *isolator
 	// held returns the memory that pods hold on each card.
-	held    func(context.Context) (map[int]gpu.Memory, error)
+	held    func() map[int]gpu.Memory
 	metrics *metrics
 	events  events.EventRecorder
 	object  *corev1.ObjectReference
@@ -101,7 +101,7 @@ func (c *configurator) Apply(ctx context.Context) {
 	} else {
 		c.apply(ctx, node, selected)
 	}
-	c.release(ctx)
+	c.release()
 }
 
 // apply brings into force what can be of the selected configuration.
@@ -150,12 +150,9 @@ func (c *configurator) hasPods() bool {
 }
 
 // release stops reporting the excluded cards that no pod uses any more.
-func (c *configurator) release(ctx context.Context) {
-	if !c.cards.Excludes() {
-		return
-	}
-	if held, err := c.held(ctx); err == nil { // Else the context has ended.
-		c.cards.SetHeld(held)
+func (c *configurator) release() {
+	if c.cards.Excludes() {
+		c.cards.SetHeld(c.held())
 	}
 }
 

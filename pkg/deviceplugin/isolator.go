@@ -55,11 +55,11 @@ type isolator struct {
 	// known is true once the Node object was read. Before that no mode is in force.
 	known bool
 	node  isolation.Node
-	// configured is the mode of a node without the label; mode is the one in force.
-	configured, mode isolation.Mode
-	// labelled is true if the node has the label, which takes precedence.
-	labelled bool
-	// invalid is why the node's label names no mode. No new container can start then.
+	// label is the node's label, which takes precedence; nil if it has none. configured is the mode of a node without it.
+	label      *string
+	configured isolation.Mode
+	// mode is the one in force. invalid is why the node's label names no mode: no new container can start then.
+	mode    isolation.Mode
 	invalid error
 	// answers are the driver's answers, by the card's UUID.
 	answers map[string]answer
@@ -69,16 +69,9 @@ type isolator struct {
 func (i *isolator) SetNode(node *corev1.Node) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.known = true
-	i.mode, i.invalid = i.configured, nil
-	label, labelled := node.Labels[protocol.LabelIsolation]
-	i.labelled = labelled
-	if labelled {
-		mode, err := isolation.ParseMode(label)
-		i.mode = mode
-		if err != nil {
-			i.mode, i.invalid = isolation.None, fmt.Errorf("label %s of the node: %w", protocol.LabelIsolation, err)
-		}
+	i.known, i.label = true, nil
+	if label, labelled := node.Labels[protocol.LabelIsolation]; labelled {
+		i.label = &label
 	}
 	info := node.Status.NodeInfo
 	i.node = isolation.Node{KubeletVersion: info.KubeletVersion, Runtime: info.ContainerRuntimeVersion}
@@ -90,9 +83,6 @@ func (i *isolator) Configure(mode isolation.Mode) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.configured = mode
-	if !i.labelled {
-		i.mode = mode
-	}
 	i.refresh()
 }
 
@@ -121,10 +111,17 @@ func (i *isolator) Refresh() {
 	i.refresh()
 }
 
-// refresh brings the cards in line with the mode. The caller holds mu.
+// refresh decides about the mode, and brings the cards in line with it. The caller holds mu.
 func (i *isolator) refresh() {
 	if !i.known {
 		return
+	}
+	i.mode, i.invalid = i.configured, nil
+	if i.label != nil {
+		var err error
+		if i.mode, err = isolation.ParseMode(*i.label); err != nil {
+			i.mode, i.invalid = isolation.None, fmt.Errorf("label %s of the node: %w", protocol.LabelIsolation, err)
+		}
 	}
 	states := map[int]cardIsolation{}
 	for _, card := range i.cards.All() {

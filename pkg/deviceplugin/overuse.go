@@ -31,9 +31,7 @@ type overuseWatch struct {
 	mu sync.Mutex
 	// reports are the reports of the last measurement; nil before the first one.
 	reports map[gpu.PodUID]protocol.Overuse
-	// promised is Update's argument, as last known. Only Update uses it and the next field.
-	promised map[int]gpu.Memory
-	// unlimited are the pods of which a container runs without its annotated limit.
+	// unlimited are the pods of which a container runs without its annotated limit. Only Update uses it.
 	unlimited sets.Set[gpu.PodUID]
 }
 
@@ -47,11 +45,11 @@ func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool) 
 	return value, w.reports != nil
 }
 
-// known returns what is known about the node's pods and cards.
-func (w *overuseWatch) known(now time.Time) usage.Known {
+// known returns what is known about the node's pods and cards. promised is Update's argument.
+func (w *overuseWatch) known(now time.Time, promised map[int]gpu.Memory) usage.Known {
 	known, unit := usage.Known{Pods: map[gpu.PodUID]usage.KnownPod{}, Cards: map[int]usage.KnownCard{}}, w.cards.Unit()
 	for _, card := range w.cards.All() {
-		known.Cards[card.Index] = usage.KnownCard{Memory: unit.Bytes(card.Memory), Promised: unit.Bytes(w.promised[card.Index])}
+		known.Cards[card.Index] = usage.KnownCard{Memory: unit.Bytes(card.Memory), Promised: unit.Bytes(promised[card.Index])}
 	}
 	for _, pod := range w.pods.Cached() {
 		k := usage.KnownPod{Leaving: pod.Leaving, EndsSoon: pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)}
@@ -83,15 +81,12 @@ func (w *overuseWatch) memoryGiven(pod *allocation.Pod) map[int]uint64 {
 }
 
 // Update finds the pods that use more than they may, and those that borrow memory of a card that is low on it. promised is what is promised of
-// each card to pods; nil if it isn't known now: then the last one counts. Pods that request no memory are not reported: measured use shows them.
+// each card to pods. Pods that request no memory are not reported: measured use shows them.
 // Nor are pods of which it is not known what each container was given, because the kubelet has lost its checkpoint: such a container seems to
 // request nothing of the card that it uses.
 func (w *overuseWatch) Update(measured protocol.Usage, promised map[int]gpu.Memory) {
-	if promised != nil {
-		w.promised = promised
-	}
 	w.reportUnlimited()
-	reports := w.tracker.Update(measured, w.known(measured.Time))
+	reports := w.tracker.Update(measured, w.known(measured.Time, promised))
 	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool {
 		pod, requests := w.pods.ByUID(uid)
 		return !requests || !w.record.Pod(uid).Complete(&pod)

@@ -148,7 +148,7 @@ func (p *Plugin) addAllocator(record *allocation.Record, queue annotationQueue) 
 			cards: p.cards, visibleBy: cmp.Or(o.VisibleDevices, VisibleByUUID), strategy: o.DeviceList,
 			disableIsolation: p.node.DisableIsolation, errorEnv: o.ErrorEnv, events: o.Events, node: nodeReference(o.NodeName),
 		},
-		mutex: make(chan struct{}, 1), askTimeout: askTimeout,
+		askTimeout: askTimeout,
 	}
 }
 
@@ -184,7 +184,7 @@ func (p *Plugin) addRegistrar() {
 	}
 	p.registrar = &registrar{
 		dir: p.options.Directory, service: p.service, cards: p.cards, beforeRegister: p.allocator.KubeletStarted,
-		warn: p.reporter.Warn, podResources: p.options.PodResourcesSocket, cleanup: cleanup, absence: absence,
+		events: p.options.Events, node: nodeReference(p.options.NodeName), podResources: p.options.PodResourcesSocket, cleanup: cleanup, absence: absence,
 	}
 }
 
@@ -299,7 +299,7 @@ func (p *Plugin) work(ctx context.Context) error {
 // ctx ends. Other programs can remove the specification of limits.
 func (p *Plugin) keepLimits(ctx context.Context) error {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if err := p.allocator.KeepLimits(ctx); err != nil && ctx.Err() == nil {
+		if err := p.allocator.KeepLimits(); err != nil {
 			klog.FromContext(ctx).Error(err, "Could not keep the CDI specification of limits up to date, trying again")
 		}
 	}, recheckInterval)

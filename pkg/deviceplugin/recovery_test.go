@@ -93,9 +93,8 @@ func lostCheckpoint(t *testing.T, started time.Duration, running ...*corev1.Pod)
 		p.resources.connection.Connect()
 		return p.resources.connection.GetState() == connectivity.Ready
 	})
-	release, err := p.allocator.lock(t.Context())
-	check.Must(t, err)
-	defer release()
+	p.allocator.mu.Lock()
+	defer p.allocator.mu.Unlock()
 	p.allocator.snapshots.registered = time.Now().Add(-started)
 	return k, p, b
 }

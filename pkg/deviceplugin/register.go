@@ -12,8 +12,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
+	events "k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -46,8 +48,8 @@ type registrar struct {
 	cards   *cardState
 	// beforeRegister is called before each registration with a kubelet.
 	beforeRegister func(context.Context)
-	// warn sends an Event about the node.
-	warn func(event string, reason error)
+	events         events.EventRecorder
+	node           *corev1.ObjectReference
 	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked.
 	podResources string
 	// cleanup and absence are the constants of the same names.
@@ -82,8 +84,8 @@ func (r *registrar) Run(ctx context.Context) error {
 		} else {
 			if !warned && time.Since(seen) > r.absence {
 				warned = true
-				r.warn(eventNotOffered, fmt.Errorf("no kubelet has taken the plugin in %s for %v: the kubelet is down or refuses the plugin, or "+
-					"--device-plugin-dir is not its directory: %w", r.dir, r.absence, err))
+				r.events.Eventf(r.node, corev1.EventTypeWarning, eventNotOffered, "no kubelet has taken the plugin in %s for %v: the kubelet is down or "+
+					"refuses the plugin, or --device-plugin-dir is not its directory: %v", r.dir, r.absence, err)
 			}
 			delay = backoff.Step()
 		}
@@ -238,8 +240,8 @@ func (r *registrar) checkPodResources(registered time.Time) {
 		return
 	}
 	if _, err := os.Stat(r.podResources); errors.Is(err, fs.ErrNotExist) {
-		r.warn(eventCannotAsk, fmt.Errorf("the kubelet has no socket %s, so the plugin can't ask which pod it starts, and can take one for another: "+
-			"--pod-resources-socket must be in pod-resources of the kubelet's --root-dir", r.podResources))
+		r.events.Eventf(r.node, corev1.EventTypeWarning, eventCannotAsk, "the kubelet has no socket %s, so the plugin can't ask which pod it starts, and can "+
+			"take one for another: --pod-resources-socket must be in pod-resources of the kubelet's --root-dir", r.podResources)
 	}
 	r.podResources = "" // It was checked.
 }

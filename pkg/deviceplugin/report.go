@@ -94,11 +94,6 @@ func (r *reporter) Run(ctx context.Context) error {
 	}
 }
 
-// Warn sends an Event about the node.
-func (r *reporter) Warn(event string, reason error) {
-	r.events.Event(r.node, corev1.EventTypeWarning, event, reason.Error())
-}
-
 // condition is the state of a node's cards.
 type condition struct {
 	// problem is the reason why the cards aren't offered, and empty if they are.

@@ -152,12 +152,12 @@ func TestCheckPodResources(t *testing.T) {
 		"it is missing after that":  {missing, []time.Duration{time.Second, 2 * time.Minute}, 1},
 		"no kubelet is to be asked": {"", []time.Duration{2 * time.Minute}, 0},
 	} {
-		got := 0
-		r := &registrar{absence: time.Minute, podResources: test.socket, warn: func(string, error) { got++ }}
+		recorder := events.NewFakeRecorder(10)
+		r := &registrar{absence: time.Minute, podResources: test.socket, events: recorder, node: nodeReference(testNode)}
 		for _, ago := range test.ago {
 			r.checkPodResources(time.Now().Add(-ago))
 		}
-		if got != test.want {
+		if got := len(recorder.Events); got != test.want {
 			t.Errorf("%s: reported %d times, want %d", name, got, test.want)
 		}
 	}

@@ -81,7 +81,7 @@ func TestSeveralCards(t *testing.T) {
 		t.Errorf("counted %v allocations with devices of another card", n)
 	}
 	for card, want := range []uint64{0, 6 << 30, 0, 6 << 30} {
-		if held := p.overuse.known(time.Now()).Pods["uid-two"].Held[card]; held != want {
+		if held := p.overuse.known(time.Now(), nil).Pods["uid-two"].Held[card]; held != want {
 			t.Errorf("pod two holds %d of card %d, want %d", held, card, want)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/loopback"
@@ -46,9 +45,6 @@ func (s containerSource) Containers() []usage.Container {
 	return out
 }
 
-// heldTimeout is how long Measure waits for an allocation in progress.
-const heldTimeout = 2 * time.Second
-
 // Measure measures the use of the cards, checks the limits of containers, and finds those above their request. It must be called
 // regularly, and from one goroutine at a time.
 //
@@ -62,10 +58,7 @@ func (p *Plugin) Measure(driver Driver) {
 	p.meter.Measure(driver)
 	report := p.meter.Report()
 	p.limits.Update(report)
-	ctx, cancel := context.WithTimeout(context.Background(), heldTimeout)
-	defer cancel()
-	promised, _ := p.allocator.InUse(ctx) // Without it no pod counts as one that borrows.
-	p.overuse.Update(report, promised)
+	p.overuse.Update(report, p.allocator.InUse())
 }
 
 // usageHandler returns the handler for the measured use.

@@ -33,6 +33,7 @@ import (
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
+	testfake "github.com/gpushare/gpushare/test/fake"
 )
 
 // series are the labels of metrics by name.
@@ -89,7 +90,7 @@ func pluginMetrics(t *testing.T) string {
 		Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 			return api.CoreV1().Pods(namespace)
 		},
-		Nodes: api.CoreV1().Nodes(),
+		Nodes: api.CoreV1().Nodes(), Slices: testfake.Slices(),
 	}
 	plugin, err := deviceplugin.New(deviceplugin.Options{
 		Client: client, Events: &record.FakeRecorder{}, NodeName: "n1",

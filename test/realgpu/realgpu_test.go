@@ -25,6 +25,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
+	testfake "github.com/gpushare/gpushare/test/fake"
 	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/simkubelet"
 )
@@ -69,7 +70,7 @@ func TestContainerGetsCard(t *testing.T) {
 			Pods: func(namespace string) deviceplugin.Objects[*corev1.Pod, *corev1.PodList] {
 				return api.CoreV1().Pods(namespace)
 			},
-			Nodes: api.CoreV1().Nodes(),
+			Nodes: api.CoreV1().Nodes(), Slices: testfake.Slices(),
 		},
 		Events: record.NewFakeRecorder(100), NodeName: node,
 		VisibleDevices: deviceplugin.VisibleByUUID, Directory: kubelet.DevicePluginDir(),
