@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	k8slabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/extender"
@@ -89,145 +90,116 @@ func TestPlainManifests(t *testing.T) {
 
 func TestHelmLint(t *testing.T) {
 	h := newHelm(t, "")
-	for name, values := range map[string]string{
-		"as it is":         "",
-		"on the host":      "extender.reach=host,extender.replicas=1",
-		"second scheduler": "mode=secondScheduler,monitoring.enabled=true,devicePlugin.nodes=discovered",
-		"cert-manager":     "extender.tls.mode=certManager,extender.tls.certManager.issuerRef.name=ca,extender.allowEvictions=true",
-		"native groups":    "extender.nativeGroups=true",
-		"network policies": "networkPolicy.enabled=true",
-		"a pool of nodes":  "mode=devicePlugin,fullnameOverride=pool-b,monitoring.enabled=true",
-		"configurations":   "devicePlugin.config.default=a,devicePlugin.config.map.a.memoryUnit=MiB",
-		"MPS":              "mps.enabled=true,devicePlugin.isolation=mps",
-		"simulated cards":  "devicePlugin.simulatedCards.count=2",
-		"with monitoring":  "monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true",
+	for _, values := range []string{
+		"", "mode=secondScheduler,monitoring.enabled=true,monitoring.prometheusRule.enabled=true,monitoring.dashboard.enabled=true,networkPolicy.enabled=true",
 	} {
-		t.Run(name, func(t *testing.T) {
-			h.run(t, "lint", chart, "--strict", "--set="+values)
-		})
-	}
-	if out, err := h.try("lint", chart, "--set=devicePlugin.memoryUnit=GB"); err == nil || !strings.Contains(out, unitMistake) {
-		t.Errorf("with a wrong unit: got %v, want %q in\n%s", err, unitMistake, out)
+		h.run(t, "lint", chart, "--strict", "--set="+values)
 	}
 }
 
 // simulated is the beginning of values with simulated cards.
 const simulated = "devicePlugin.simulatedCards.count=2,extender.service.clusterIP=10.96.0.15,"
 
-// unitMistake is the message about a wrong unit, without the value.
-const unitMistake = "the unit is GiB, MiB, or a whole number of either, such as 256MiB"
-
-// TestWrongValues: values that can't work are rejected before anything is installed, and the error names the value.
+// TestWrongValues: values that can't work are rejected before anything is installed, and the error names the value. The tests of hack/helm give each
+// value a wrong type and odd texts.
 func TestWrongValues(t *testing.T) {
 	h := newHelm(t, "")
-	lease := leader.DefaultRenewDeadline.String()
-	tests := map[string]struct{ values, want string }{
-		"simulated cards, limits":           {simulated + "devicePlugin.isolation=driver", "devicePlugin.isolation: it is for real cards: with devicePlugin.simulatedCards leave it"},
-		"simulated cards, MPS":              {simulated + "devicePlugin.isolation=mps,mps.enabled=true", "mps.enabled: it is for real cards"},
-		"simulated cards, limits by label":  {simulated + "devicePlugin.isolationByLabel=true", "devicePlugin.isolationByLabel: it is for real cards"},
-		"simulated cards, a pool's limits":  {simulated + "devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver", "devicePlugin.config.map.a.isolation: it is for real cards"},
-		"simulated cards by CDI":            {simulated + "devicePlugin.deviceListStrategy=cdi-cri", "devicePlugin.deviceListStrategy: it is for real cards"},
-		"simulated cards, driver by CDI":    {simulated + "devicePlugin.driverAccess=cdi", "devicePlugin.driverAccess: it is for real cards"},
-		"simulated cards, NVIDIA's runtime": {simulated + "devicePlugin.runtimeClassName=nvidia", "devicePlugin.runtimeClassName: it is for real cards"},
-		"simulated cards beside real ones":  {simulated + "devicePlugin.nodes=discovered", "devicePlugin.nodes: it is for real cards"},
-		"too many simulated cards":          {"devicePlugin.simulatedCards.count=65", "at '/devicePlugin/simulatedCards/count': maximum: got 65, want 64"},
-		"simulated cards in other units":    {simulated + "devicePlugin.simulatedCards.memory=16GB", `devicePlugin.simulatedCards.memory: "16GB" is invalid: a card's memory is a whole number of Mi or Gi, such as 16Gi`},
-		"a simulated model with a comma":    {simulated + `devicePlugin.simulatedCards.model=A\,B`, `devicePlugin.simulatedCards.model: "A,B" is invalid: a model consists of`},
-		"evictions without the right":       {"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
-		"evictions without the guard":       {"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
-		"evictions by no measured use":      {"extender.overusePolicy=evict", "extender.overusePolicy: evict needs the use that the device plugin measures, or no pod is ever evicted: set devicePlugin.hostPID=true"},
-		"metrics of no measured use":        {"devicePlugin.usageMetrics=true", "devicePlugin.usageMetrics: the device plugin can't tell which container uses the memory: set devicePlugin.hostPID=true"},
-		"fair sharing without the guard":    {"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
-		"a reclaim without the right":       {"extender.fairShare.mode=reclaim,extender.allowEvictions=false", "extender.fairShare.mode: reclaim needs the right to evict"},
-		"a reclaim after no duration":       {"extender.fairShare.reclaimAfter=5 min", `extender.fairShare.reclaimAfter: "5 min" is invalid: a duration needs`},
-		"a reclaim at once":                 {"extender.fairShare.reclaimAfter=0m0.0s", `extender.fairShare.reclaimAfter: "0m0.0s" is invalid: a duration needs a number above 0`},
-		"a tenant that is no label":         {"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
-		"an unknown isolation mode":         {"devicePlugin.isolation=vgpu", "at '/devicePlugin/isolation': value must be one of 'none', 'driver', 'mps'"},
-		"MPS without daemons":               {"devicePlugin.isolation=mps", "devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true"},
-		"MPS daemons for no node":           {"mps.enabled=true", "mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, or"},
-		"MPS daemons and a node affinity":   {"mps.enabled=true,devicePlugin.isolation=mps,devicePlugin.affinity.nodeAffinity.x=y", "devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity"},
-		"shared memory in other units":      {"mps.sharedMemory=1GB", `mps.sharedMemory: "1GB" is invalid: a size is a whole number of Ki, Mi or Gi, such as 1Gi`},
-		"an unknown mode":                   {"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
-		"a misspelt name":                   {"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
-		"an unknown unit":                   {"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: ` + unitMistake},
-		"replicas as a word":                {"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
-		"a name as an address":              {"extender.service.clusterIP=gpushare-extender", `extender.service.clusterIP: "gpushare-extender" is invalid: give a free IP address of the Service range, such as 10.96.0.15`},
-		"an invalid address":                {"extender.service.clusterIP=10.96.0.256", `extender.service.clusterIP: "10.96.0.256" is invalid`},
-		"an invalid IPv6 address":           {"extender.service.clusterIP=:", `extender.service.clusterIP: ":" is invalid`},
-		"no address and no cluster":         {"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
-		"several extenders on one host":     {"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
-		"own certificates, no Secret":       {"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
-		"cert-manager without an issuer":    {"extender.tls.mode=certManager,extender.service.clusterIP=10.96.0.15", "at '/extender/tls/certManager/issuerRef': missing property 'name'"},
-		"the default scheduler's name":      {"mode=secondScheduler,secondScheduler.name=default-scheduler", "secondScheduler.name: default-scheduler is the name of the cluster's own scheduler, which would take the same pods: choose another name, such as gpushare-scheduler"},
-		"a scheduler's name with a quote":   {"mode=secondScheduler,secondScheduler.name=it's", `secondScheduler.name: "it's" is invalid: a scheduler's name consists of`},
-		"a tag with a blank":                {"images.extender.tag=v1 2", `images.extender.tag: "v1 2" is invalid: a tag consists of letters, digits, _, . and -, such as v0.1.0`},
-		"a default that isn't there":        {"devicePlugin.config.map.big.memoryUnit=MiB,devicePlugin.config.default=small", `devicePlugin.config.default: "small" is none of devicePlugin.config.map (big): name the configuration of nodes without the label gpushare.aliyun.com/config, such as standard`},
-		"configurations without a default":  {"devicePlugin.config.map.big.memoryUnit=MiB", `devicePlugin.config.default: "" is none of devicePlugin.config.map (big)`},
-		"an unknown key of a configuration": {"devicePlugin.config.map.big.unit=MiB", "at '/devicePlugin/config/map/big': additional properties 'unit' not allowed"},
-		"a configuration's wrong unit":      {"devicePlugin.config.default=big,devicePlugin.config.map.big.memoryUnit=GB", `devicePlugin.config.map.big.memoryUnit: "GB" is invalid: ` + unitMistake},
-		"a configuration's quiet period":    {"devicePlugin.config.default=big,devicePlugin.config.map.big.healthChecks.quietPeriod=5x", `devicePlugin.config.map.big.healthChecks.quietPeriod: "5x" is invalid: a duration needs a number and a unit (ms, s, m or h), such as 5m`},
-		"a configuration's name":            {"devicePlugin.config.default=big one,devicePlugin.config.map.big one.memoryUnit=GiB", `devicePlugin.config.map: "big one" is invalid: a configuration's name is the value of a label`},
-		"a card by two properties":          {"devicePlugin.config.map.big.excludedCards[0].index=0,devicePlugin.config.map.big.excludedCards[0].model=T4", "at '/devicePlugin/config/map/big/excludedCards/0': maxProperties: got 2, want 1"},
-		"an upgrade of no node at a time":   {"devicePlugin.maxUnavailable=0%", `devicePlugin.maxUnavailable: "0%" is invalid: give a number of nodes above 0, such as 1, or a share of them, such as 10%`},
-		"a part that is null":               {"extender=null", "missing property 'extender'"},
-		"binds longer than the timeout":     {"extender.gangHold=0.1m5s,extender.service.clusterIP=10.96.0.15", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
-		"the same, second scheduler":        {"mode=secondScheduler,scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
-		"no time to bind":                   {"mode=secondScheduler,extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
-		"too much time to bind":             {"extender.reach=host,extender.replicas=1,extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
-		"binds longer than the Lease":       {"extender.service.clusterIP=10.96.0.15,extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
-		"the Lease, second scheduler":       {"mode=secondScheduler,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
-		"too long a hold":                   {"mode=secondScheduler,scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
-		"native groups without groups":      {"mode=secondScheduler,extender.nativeGroups=true,extender.gangHold=0s", "extender.nativeGroups: groups are off with extender.gangHold=0s"},
-		"less patience than a hold":         {"mode=secondScheduler,scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
-		"no patience, without groups":       {"mode=secondScheduler,extender.gangHold=0s,extender.gangPatience=0s", "extender.gangPatience: 0s must be above 0s, also with groups off"},
-		"patience without a unit":           {"extender.gangPatience=30", `extender.gangPatience: "30" is invalid: a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s`},
-		"an account without a namespace":    {"guard.allow.serviceAccounts[0]=velero", `guard.allow.serviceAccounts[0]: "velero" is invalid: give namespace and name of the ServiceAccount, such as velero/velero`},
-		"a page's address without a port":   {"extender.ui.listenAddress=127.0.0.1", `extender.ui.listenAddress: "127.0.0.1" is invalid: give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses`},
-		"no client's name":                  {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={}", `extender.tls.clientNames[0]: "" is invalid`},
-		"a client's name with a blank":      {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={kube-scheduler,own #1}", `extender.tls.clientNames[1]: "own #1" is invalid: give the common name of a client's certificate, such as kube-scheduler`},
-		"not the certificate's name":        {"extender.service.clusterIP=10.96.0.15,extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
-		"monitors without a token":          {"extender.service.clusterIP=10.96.0.15,monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
-		"an unknown log format":             {"extender.service.clusterIP=10.96.0.15,logFormat=xml", "at '/logFormat'"},
-		"monitors of a closed port":         {"extender.reach=host,extender.replicas=1,monitoring.enabled=true", "monitoring: with extender.reach=host"},
-		"alerts on a closed port":           {"extender.reach=host,extender.replicas=1,monitoring.prometheusRule.enabled=true", "monitoring: with extender.reach=host"},
-		"a folder with a slash at its end":  {"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", `devicePlugin.podResourcesDirectory: "/var/lib/kubelet/" is invalid: a directory is an absolute path without a slash at its end, such as /var/lib/kubelet`},
-		"a folder without one at its start": {"devicePlugin.devicePluginDirectory=plugins", `devicePlugin.devicePluginDirectory: "plugins" is invalid: a directory is an absolute path`},
-		"a relative CDI directory":          {"devicePlugin.cdiDirectories={/etc/cdi,run/cdi}", `devicePlugin.cdiDirectories[1]: "run/cdi" is invalid: a directory is an absolute path`},
-		"one directory for both":            {"devicePlugin.kubeletDirectory=/data/kubelet", "additional properties 'kubeletDirectory' not allowed"},
-		"an unknown way to the driver":      {"devicePlugin.driverAccess=privileged", "at '/devicePlugin/driverAccess'"},
-		"an hour as a timeout":              {"scheduler.httpTimeout=1h", `scheduler.httpTimeout: "1h" is invalid: a duration needs`},
-		"a hold without a value":            {"extender.gangHold=null", "at '/extender': missing property 'gangHold'"},
-		"a guard that is null":              {"guard.enabled=null", "at '/guard': missing property 'enabled'"},
-		"a security context that is null":   {"devicePlugin.securityContext=null", "at '/devicePlugin': missing property 'securityContext'"},
-		"a repository with a tag":           {"images.extender.repository=extender:v1", `images.extender.repository: "extender:v1" is invalid: give an image's name without a tag`},
-		"a class with a blank":              {"devicePlugin.priorityClassName=a b", `devicePlugin.priorityClassName: "a b" is invalid: an object's name consists of at most 253`},
-		"a name that YAML doesn't take":     {"fullnameOverride=off", `fullnameOverride: the objects' names would begin with "off": give at most 40 lower-case letters`},
-		"an address that is a number":       {"extender.service.clusterIP=10.96", `extender.service.clusterIP: "10.96" is invalid`},
-		"fragmentation without the right":   {"extender.service.clusterIP=10.96.0.15,extender.allowEvictions=false,extender.evictFragmented=true", "extender.evictFragmented: it needs the right to evict: set extender.allowEvictions=true"},
-		"a part of a node at a time":        {"devicePlugin.maxUnavailable=0.5", `devicePlugin.maxUnavailable: "0.5" is invalid`},
-		"a digest without its algorithm":    {"images.devicePlugin.digest=0123", `images.devicePlugin.digest: "0123" is invalid: a digest is sha256: and 64 hexadecimal digits`},
-		"a relative kubeconfig":             {"scheduler.kubeconfig=scheduler.conf", `scheduler.kubeconfig: "scheduler.conf" is invalid: give the absolute path of a file, such as /etc/kubernetes/scheduler.conf`},
-		"several mistakes, the second one":  {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `extender.bindTimeout: "4" is invalid`},
-		"several mistakes, the first one":   {"devicePlugin.memoryUnit=GB,extender.bindTimeout=4", `devicePlugin.memoryUnit: "GB" is invalid`},
-		"a registry with a scheme":          {"imageRegistry=https://images.example.com", `imageRegistry: "https://images.example.com" is invalid: give a registry without a scheme and without a slash at its end, such as registry.example.com:5000/mirror`},
-		"a name with a capital":             {"fullnameOverride=GPU", `fullnameOverride: the objects' names would begin with "GPU": give at most 40 lower-case letters`},
-		"too long a name":                   {"nameOverride=" + strings.Repeat("a", 40), `fullnameOverride: the objects' names would begin with "gpushare-aaa`},
-		"the chart's own label":             {"devicePlugin.podLabels.app\\.kubernetes\\.io/name=x", "devicePlugin.podLabels: app.kubernetes.io/name is the chart's own label"},
-		"two extenders during an update":    {"extender.reach=host,extender.replicas=1,extender.updateStrategy.type=RollingUpdate", "extender.updateStrategy: with extender.reach=host and mode=secondScheduler the old pod must end before the new one starts"},
-		"two plugins during an update":      {"devicePlugin.updateStrategy.rollingUpdate.maxSurge=1", "devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other"},
-		"a pool with the extender's name":   {"mode=devicePlugin", "mode: with mode=devicePlugin the release needs a name of its own"},
-		"a pool without a plugin":           {"mode=devicePlugin,fullnameOverride=pool-b,devicePlugin.enabled=false", "mode: with mode=devicePlugin and devicePlugin.enabled=false nothing is left to install"},
+	type mistake struct{ values, want string }
+	reject := func(mistakes ...mistake) {
+		t.Helper()
+		var values []string
+		for _, m := range mistakes {
+			values = append(values, m.values)
+		}
+		out, err := h.try("template", "gpushare", chart, "--set="+strings.Join(values, ","))
+		for _, m := range mistakes {
+			if err == nil || !strings.Contains(out, m.want) {
+				t.Errorf("%s: got %v, want %q in\n%s", m.values, err, m.want, out)
+			}
+		}
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			out, err := h.try("template", "gpushare", chart, "--set="+test.values)
-			if err == nil {
-				t.Fatal("the chart is rendered")
-			}
-			if !strings.Contains(out, test.want) {
-				t.Errorf("the error is %q, want %q", out, test.want)
-			}
-		})
+	// All values of a wrong type or name are reported together, and all of a wrong format.
+	reject(
+		mistake{"mode=sidecar", "at '/mode': value must be one of 'extender', 'secondScheduler', 'devicePlugin'"},
+		mistake{"devicePlugin.memoryUnits=MiB", "additional properties 'memoryUnits' not allowed"},
+		mistake{"devicePlugin.simulatedCards.count=65", "at '/devicePlugin/simulatedCards/count': maximum: got 65, want 64"},
+		mistake{"devicePlugin.config.map.big.excludedCards[0].index=0,devicePlugin.config.map.big.excludedCards[0].model=T4", "at '/devicePlugin/config/map/big/excludedCards/0': maxProperties: got 2, want 1"},
+		mistake{"extender.replicas=two", "at '/extender/replicas': got string, want integer"},
+		mistake{"extender.gangHold=null", "at '/extender': missing property 'gangHold'"},
+		mistake{"extender.tls.mode=secret", "at '/extender/tls/secretName'"},
+	)
+	reject(mistake{"extender.tls.mode=certManager", "at '/extender/tls/certManager/issuerRef': missing property 'name'"})
+	reject(
+		mistake{"devicePlugin.simulatedCards.memory=16GB", `devicePlugin.simulatedCards.memory: "16GB" is invalid: a card's memory is a whole number of Mi or Gi, such as 16Gi`},
+		mistake{`devicePlugin.simulatedCards.model=A\,B`, `devicePlugin.simulatedCards.model: "A,B" is invalid: a model consists of`},
+		mistake{"extender.fairShare.reclaimAfter=0m0.0s", `extender.fairShare.reclaimAfter: "0m0.0s" is invalid: a duration needs a number above 0`},
+		mistake{"extender.fairShare.by=label:", `extender.fairShare.by: "label:" is invalid: give namespace, or label: and the key of a label`},
+		mistake{"mps.sharedMemory=1GB", `mps.sharedMemory: "1GB" is invalid: a size is a whole number of Ki, Mi or Gi, such as 1Gi`},
+		mistake{"devicePlugin.memoryUnit=GB", `devicePlugin.memoryUnit: "GB" is invalid: the unit is GiB, MiB, or a whole number of either, such as 256MiB`},
+		mistake{"extender.service.clusterIP=10.96.0.256", `extender.service.clusterIP: "10.96.0.256" is invalid: give a free IP address of the Service range, such as 10.96.0.15`},
+		mistake{"secondScheduler.name=it's", `secondScheduler.name: "it's" is invalid: a scheduler's name consists of`},
+		mistake{"images.extender.tag=v1 2", `images.extender.tag: "v1 2" is invalid: a tag consists of letters, digits, _, . and -, such as v0.1.0`},
+		mistake{"images.extender.repository=extender:v1", `images.extender.repository: "extender:v1" is invalid: give an image's name without a tag`},
+		mistake{"images.devicePlugin.digest=0123", `images.devicePlugin.digest: "0123" is invalid: a digest is sha256: and 64 hexadecimal digits`},
+		mistake{"imageRegistry=https://images.example.com", `imageRegistry: "https://images.example.com" is invalid: give a registry without a scheme`},
+		mistake{"devicePlugin.config.map.big.memoryUnit=GB", `devicePlugin.config.map.big.memoryUnit: "GB" is invalid: the unit is GiB`},
+		mistake{"devicePlugin.config.map.big.healthChecks.quietPeriod=5x", `devicePlugin.config.map.big.healthChecks.quietPeriod: "5x" is invalid: a duration needs a number and a unit (ms, s, m or h)`},
+		mistake{"devicePlugin.config.map.big one.memoryUnit=GiB", `devicePlugin.config.map: "big one" is invalid: a configuration's name is the value of a label`},
+		mistake{"devicePlugin.maxUnavailable=0%", `devicePlugin.maxUnavailable: "0%" is invalid: give a number of nodes above 0, such as 1, or a share of them, such as 10%`},
+		mistake{"extender.gangPatience=30", `extender.gangPatience: "30" is invalid: a duration needs a number and a unit (ms, s or m), such as 10s or 1m30s`},
+		mistake{"guard.allow.serviceAccounts[0]=velero", `guard.allow.serviceAccounts[0]: "velero" is invalid: give namespace and name of the ServiceAccount, such as velero/velero`},
+		mistake{"extender.ui.listenAddress=127.0.0.1", `extender.ui.listenAddress: "127.0.0.1" is invalid: give an address with a port, such as 127.0.0.1:12346, or :8080 for all addresses`},
+		mistake{"extender.tls.clientNames={kube-scheduler,own #1}", `extender.tls.clientNames[1]: "own #1" is invalid: give the common name of a client's certificate, such as kube-scheduler`},
+		mistake{"devicePlugin.podResourcesDirectory=/var/lib/kubelet/", `devicePlugin.podResourcesDirectory: "/var/lib/kubelet/" is invalid: a directory is an absolute path without a slash at its end, such as /var/lib/kubelet`},
+		mistake{"devicePlugin.cdiDirectories={/etc/cdi,run/cdi}", `devicePlugin.cdiDirectories[1]: "run/cdi" is invalid: a directory is an absolute path`},
+		mistake{"devicePlugin.priorityClassName=a b", `devicePlugin.priorityClassName: "a b" is invalid: an object's name consists of at most 253`},
+		mistake{"scheduler.kubeconfig=scheduler.conf", `scheduler.kubeconfig: "scheduler.conf" is invalid: give the absolute path of a file, such as /etc/kubernetes/scheduler.conf`},
+	)
+	const service, host, second = "extender.service.clusterIP=10.96.0.15,", "extender.reach=host,extender.replicas=1,", "mode=secondScheduler,"
+	lease := leader.DefaultRenewDeadline.String()
+	for _, m := range []mistake{
+		{simulated + "devicePlugin.isolation=driver", "devicePlugin.isolation: it is for real cards: with devicePlugin.simulatedCards leave it"},
+		{simulated + "devicePlugin.isolation=mps,mps.enabled=true", "mps.enabled: it is for real cards"},
+		{simulated + "devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver", "devicePlugin.config.map.a.isolation: it is for real cards"},
+		{"extender.overusePolicy=evict,extender.allowEvictions=false", "extender.overusePolicy: evict needs the right to evict"},
+		{"extender.overusePolicy=evict,guard.enabled=false", "extender.overusePolicy: evict believes an annotation of pods"},
+		{"extender.overusePolicy=evict", "extender.overusePolicy: evict needs the use that the device plugin measures, or no pod is ever evicted: set devicePlugin.hostPID=true"},
+		{"devicePlugin.usageMetrics=true", "devicePlugin.usageMetrics: the device plugin can't tell which container uses the memory: set devicePlugin.hostPID=true"},
+		{"extender.fairShare.mode=dispatch,guard.enabled=false", "extender.fairShare.mode: fair sharing needs the right to patch pods"},
+		{"extender.fairShare.mode=reclaim,extender.allowEvictions=false", "extender.fairShare.mode: reclaim needs the right to evict"},
+		{service + "extender.allowEvictions=false,extender.evictFragmented=true", "extender.evictFragmented: it needs the right to evict: set extender.allowEvictions=true"},
+		{"devicePlugin.isolation=mps", "devicePlugin.isolation: mps needs the MPS daemons: set mps.enabled=true"},
+		{"mps.enabled=true", "mps.enabled: no node would use the MPS daemons: set devicePlugin.isolation=mps, or"},
+		{"mps.enabled=true,devicePlugin.isolation=mps,devicePlugin.affinity.nodeAffinity.x=y", "devicePlugin.affinity: with devicePlugin.isolation=mps the chart sets the node affinity"},
+		{"extender.replicas=2", "extender.service.clusterIP: no cluster can be asked"},
+		{"extender.reach=host", "extender.replicas: with extender.reach=host there is one extender"},
+		{second + "secondScheduler.name=default-scheduler", "secondScheduler.name: default-scheduler is the name of the cluster's own scheduler, which would take the same pods: choose another name"},
+		{"devicePlugin.config.map.big.memoryUnit=MiB,devicePlugin.config.default=small", `devicePlugin.config.default: "small" is none of devicePlugin.config.map (big): name the configuration of nodes without the label`},
+		{"devicePlugin.config.map.big.memoryUnit=MiB", `devicePlugin.config.default: "" is none of devicePlugin.config.map (big)`},
+		{service + "extender.gangHold=0.1m5s", "scheduler.httpTimeout: 15s isn't above extender.gangHold and extender.bindTimeout together (0.1m5s, 4s)"},
+		{second + "scheduler.httpTimeout=5s", "scheduler.httpTimeout: 5s isn't above"},
+		{second + "extender.bindTimeout=0s", "extender.bindTimeout: 0s isn't above 0s, and 1m at most"},
+		{host + "extender.bindTimeout=1m1ms,scheduler.httpTimeout=3m", "extender.bindTimeout: 1m1ms isn't above 0s, and 1m at most"},
+		{service + "extender.replicas=1,scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s, for which a leader counts on its Lease"},
+		{second + "scheduler.httpTimeout=30s,extender.bindTimeout=" + lease, "extender.bindTimeout: " + lease + " isn't below 10s"},
+		{second + "scheduler.httpTimeout=3m,extender.gangHold=61s,extender.gangPatience=3m", "extender.gangHold: 61s is above 1m"},
+		{second + "extender.nativeGroups=true,extender.gangHold=0s", "extender.nativeGroups: groups are off with extender.gangHold=0s"},
+		{second + "scheduler.httpTimeout=50s,extender.gangHold=40s", "extender.gangPatience: 30s lies below extender.gangHold (40s)"},
+		{second + "extender.gangHold=0s,extender.gangPatience=0s", "extender.gangPatience: 0s must be above 0s, also with groups off"},
+		{service + "extender.tls.clientNames={other}", "extender.tls.clientNames: with extender.tls.mode=generated the certificate"},
+		{service + "monitoring.enabled=true,monitoring.authorize=true", "monitoring.credentials.name: with monitoring.authorize=true"},
+		{host + "monitoring.enabled=true", "monitoring: with extender.reach=host"},
+		{host + "monitoring.prometheusRule.enabled=true", "monitoring: with extender.reach=host"},
+		{"fullnameOverride=off", `fullnameOverride: the objects' names would begin with "off": give at most 40 lower-case letters`},
+		{"fullnameOverride=GPU", `fullnameOverride: the objects' names would begin with "GPU"`},
+		{"nameOverride=" + strings.Repeat("a", 40), `fullnameOverride: the objects' names would begin with "gpushare-aaa`},
+		{"devicePlugin.podLabels.app\\.kubernetes\\.io/name=x", "devicePlugin.podLabels: app.kubernetes.io/name is the chart's own label"},
+		{host + "extender.updateStrategy.type=RollingUpdate", "extender.updateStrategy: with extender.reach=host and mode=secondScheduler the old pod must end before the new one starts"},
+		{"devicePlugin.updateStrategy.rollingUpdate.maxSurge=1", "devicePlugin.updateStrategy: with maxSurge two plugins of a node would take the kubelet from each other"},
+		{"mode=devicePlugin", "mode: with mode=devicePlugin the release needs a name of its own"},
+		{"mode=devicePlugin,fullnameOverride=pool-b,devicePlugin.enabled=false", "mode: with mode=devicePlugin and devicePlugin.enabled=false nothing is left to install"},
+	} {
+		reject(m)
 	}
 	schema, err := os.ReadFile(filepath.Join(controlplane.Repository(t), chart, "values.schema.json"))
 	must(t, err)
@@ -526,7 +498,6 @@ func TestPodLabels(t *testing.T) {
 	for name, test := range map[string]struct{ values, workload string }{
 		"of the extender":         {"extender.podLabels.team=gpu", "Deployment/gpushare-extender"},
 		"of the second scheduler": {"mode=secondScheduler,extender.podLabels.team=gpu", "Deployment/gpushare-scheduler"},
-		"of the device plugin":    {"devicePlugin.podLabels.team=gpu", "DaemonSet/gpushare-device-plugin"},
 	} {
 		workload := h.render(t, test.values)[test.workload]
 		want, _, err := unstructured.NestedStringMap(workload.Object, "spec", "selector", "matchLabels")
@@ -584,214 +555,117 @@ func TestImageRegistry(t *testing.T) {
 	}
 }
 
-// TestKubeletDirectories: the kubelet's --root-dir changes the path of its PodResources socket, but not the device-plugin
-// directory.
-func TestKubeletDirectories(t *testing.T) {
-	h := newHelm(t, "")
-	spec := podTemplate(t, h.render(t, "devicePlugin.podResourcesDirectory=/data/kubelet/pod-resources")["DaemonSet/gpushare-device-plugin"]).Spec
-	got := map[string]string{}
-	for _, arg := range spec.Containers[0].Args {
-		if name, value, _ := strings.Cut(arg, "="); name == "--device-plugin-dir" || name == "--pod-resources-socket" {
-			got[name] = value
+// lines describes the pod of a device plugin: a line for each label, annotation, argument, variable, port and mount, and for what else values change.
+func lines(t *testing.T, template corev1.PodTemplateSpec) (lines []string) {
+	t.Helper()
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	for key, value := range template.Labels {
+		add("label %s=%s", key, value)
+	}
+	for key, value := range template.Annotations {
+		add("annotation %s=%s", key, value)
+	}
+	add("host PID %t", template.Spec.HostPID)
+	container := template.Spec.Containers[0]
+	add("image %s", container.Image)
+	context, err := runtime.DefaultUnstructuredConverter.ToUnstructured(container.SecurityContext)
+	must(t, err)
+	for key, value := range context {
+		add("security context: %s %v", key, value)
+	}
+	for _, arg := range container.Args {
+		add("%s", arg)
+	}
+	for _, env := range container.Env {
+		add("variable %s=%s", env.Name, env.Value)
+	}
+	for _, port := range container.Ports {
+		add("port %s %d", port.Name, port.ContainerPort)
+	}
+	for _, mount := range container.VolumeMounts {
+		i := slices.IndexFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name })
+		switch source := template.Spec.Volumes[i].VolumeSource; {
+		case source.HostPath != nil:
+			add("%s: %s, read-only %t", mount.MountPath, source.HostPath.Path, mount.ReadOnly)
+		case source.ConfigMap != nil:
+			add("%s: ConfigMap %s", mount.MountPath, source.ConfigMap.Name)
 		}
 	}
-	for _, mount := range spec.Containers[0].VolumeMounts {
-		got["mount "+mount.Name] = mount.MountPath
-	}
-	for _, volume := range spec.Volumes {
-		got["volume "+volume.Name] = volume.HostPath.Path
-	}
-	want := map[string]string{
-		"--device-plugin-dir":    "/var/lib/kubelet/device-plugins",
-		"mount device-plugins":   "/var/lib/kubelet/device-plugins",
-		"volume device-plugins":  "/var/lib/kubelet/device-plugins",
-		"--pod-resources-socket": "/data/kubelet/pod-resources/kubelet.sock",
-		"mount pod-resources":    "/data/kubelet/pod-resources",
-		"volume pod-resources":   "/data/kubelet/pod-resources",
-	}
-	check.Equal(t, "the result", want, got)
+	slices.Sort(lines)
+	return lines
 }
 
-// TestDriverAccess tests how the device plugin's own container gets the driver library from NVIDIA's container runtime.
-func TestDriverAccess(t *testing.T) {
-	type access struct {
-		VisibleDevices, Mount, Source string
-		Annotations                   map[string]string
-	}
+// TestDevicePlugin: what values change of the device plugin's pod, and nothing else.
+func TestDevicePlugin(t *testing.T) {
 	h := newHelm(t, "")
-	for name, test := range map[string]struct {
-		values string
-		want   access
-	}{
-		"by the environment variable": {"", access{VisibleDevices: "all"}},
-		"by a mount": {"devicePlugin.driverAccess=volume-mounts", access{
-			Mount: "/var/run/nvidia-container-devices/all", Source: "/dev/null",
-		}},
-		"by CDI annotations, beside others": {"devicePlugin.driverAccess=cdi,devicePlugin.podAnnotations.team=gpu", access{
-			Annotations: map[string]string{
-				"cdi.k8s.io/gpushare": "nvidia.com/gpu=all", "nvidia.cdi.k8s.io/container.device-plugin": "nvidia.com/gpu=all", "team": "gpu",
-			},
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			template := podTemplate(t, h.render(t, test.values)["DaemonSet/gpushare-device-plugin"])
-			container := template.Spec.Containers[0]
-			got := access{Annotations: template.Annotations}
-			for _, env := range container.Env {
-				if env.Name == "NVIDIA_VISIBLE_DEVICES" {
-					got.VisibleDevices = env.Value
-				}
-			}
-			for _, mount := range container.VolumeMounts {
-				if mount.Name == "visible-devices" {
-					got.Mount = mount.MountPath
-				}
-			}
-			for _, volume := range template.Spec.Volumes {
-				if volume.Name == "visible-devices" {
-					got.Source = volume.HostPath.Path
-				}
-			}
-			check.Equal(t, "the result", test.want, got)
-		})
+	render := func(values string) []string {
+		t.Helper()
+		return lines(t, podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]))
 	}
-}
-
-// TestDevicePluginOverrides tests the commands of docs/node.md for toolkits and nodes that no option of the chart fits.
-func TestDevicePluginOverrides(t *testing.T) {
-	h := newHelm(t, "")
-	const values = "devicePlugin.securityContext.privileged=true,devicePlugin.securityContext.allowPrivilegeEscalation=true," +
-		"devicePlugin.extraVolumes[0].name=driver,devicePlugin.extraVolumes[0].hostPath.path=/usr/lib64," +
-		"devicePlugin.extraVolumeMounts[0].name=driver,devicePlugin.extraVolumeMounts[0].mountPath=/driver," +
-		"devicePlugin.extraEnv[0].name=NVML_LIBRARY,devicePlugin.extraEnv[0].value=/driver/libnvidia-ml.so.1"
-	spec := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec
-	container := spec.Containers[0]
-	want := &corev1.SecurityContext{
-		Privileged: new(true), AllowPrivilegeEscalation: new(true), ReadOnlyRootFilesystem: new(true),
-		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-	}
-	check.Equal(t, "security context", want, container.SecurityContext)
-	if last := spec.Volumes[len(spec.Volumes)-1]; last.Name != "driver" || last.HostPath.Path != "/usr/lib64" {
-		t.Errorf("the last volume is %v", last)
-	}
-	if last := container.VolumeMounts[len(container.VolumeMounts)-1]; last.Name != "driver" || last.MountPath != "/driver" {
-		t.Errorf("the last mount is %v", last)
-	}
-	if last := container.Env[len(container.Env)-1]; last.Name != "NVML_LIBRARY" || last.Value != "/driver/libnvidia-ml.so.1" {
-		t.Errorf("the last variable is %v", last)
-	}
-}
-
-// TestSimulatedCards: the plugin gets the image and the cards of the trial, and nothing of a driver. By default nothing of that is there.
-func TestSimulatedCards(t *testing.T) {
-	h := newHelm(t, "")
-	const name = "DaemonSet/gpushare-device-plugin"
-	byDefault := podTemplate(t, h.render(t, "extender.replicas=2")[name])
-	template := podTemplate(t, h.render(t, "devicePlugin.simulatedCards.count=2,devicePlugin.simulatedCards.memory=40Gi,devicePlugin.simulatedCards.model=NVIDIA A100")[name])
-	container := &template.Spec.Containers[0]
-	if want := "ghcr.io/gpushare/gpushare-device-plugin-simulated:v0.1.0"; container.Image != want || !slices.Contains(container.Args, "--simulated-cards") {
-		t.Errorf("image %s, arguments %q", container.Image, container.Args)
-	}
-	var variables []string
-	for _, variable := range container.Env {
-		variables = append(variables, variable.Name+"="+variable.Value)
-	}
-	want := []string{"NODE_NAME=", fakenvml.LinesEnv + "=GPU-simulated-$(NODE_NAME)-0, NVIDIA A100, 40960, -\nGPU-simulated-$(NODE_NAME)-1, NVIDIA A100, 40960, -"}
-	check.Equal(t, "environment", want, variables)
-	if template.Spec.RuntimeClassName != nil || len(template.Annotations) > 0 {
-		t.Errorf("runtime class %v, annotations %v", template.Spec.RuntimeClassName, template.Annotations)
-	}
-	var paths []string
-	for _, volume := range template.Spec.Volumes {
-		paths = append(paths, volume.HostPath.Path)
-	}
-	check.Equal(t, "paths of the node", []string{"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}, paths)
-
-	// What is left is as by default.
-	plain := &byDefault.Spec.Containers[0]
-	container.Args = slices.DeleteFunc(container.Args, func(arg string) bool { return arg == "--simulated-cards" })
-	container.Image, container.Env = plain.Image, plain.Env
-	if diff := cmp.Diff(byDefault, template); diff != "" {
-		t.Errorf("another difference to the default (-default +simulated)\n%s", diff)
-	}
-	for _, object := range h.render(t, "extender.replicas=2") {
-		text, err := json.Marshal(object.Object)
-		must(t, err)
-		if strings.Contains(strings.ToLower(string(text)), "simulated") || strings.Contains(string(text), "FAKE_NVML") {
-			t.Errorf("a trace of simulated cards by default: %s %s", object.GetKind(), object.GetName())
-		}
-	}
-}
-
-// TestAdapters: only a value lets the plugin look for RDMA adapters, and gives it what it needs of the node.
-func TestAdapters(t *testing.T) {
-	h := newHelm(t, "")
+	byDefault := render("")
+	const cgroups, cdi, noVariable = "+/sys/fs/cgroup: /sys/fs/cgroup, read-only true", "+/var/run/cdi: /var/run/cdi, read-only false", "-variable NVIDIA_VISIBLE_DEVICES=all"
 	for values, want := range map[string][]string{
-		"":                       {"--sysfs-root="},
-		"devicePlugin.rdma=true": {"--sysfs-root=/host/sys", "/sys/bus at /host/sys/bus", "/sys/class at /host/sys/class", "/sys/devices at /host/sys/devices"},
+		"devicePlugin.podLabels.team=gpu": {"+label team=gpu"},
+		// The kubelet's --root-dir changes the path of its PodResources socket, but not the device-plugin directory.
+		"devicePlugin.podResourcesDirectory=/data/kubelet/pod-resources": {
+			"---pod-resources-socket=/var/lib/kubelet/pod-resources/kubelet.sock", "-/var/lib/kubelet/pod-resources: /var/lib/kubelet/pod-resources, read-only true",
+			"+--pod-resources-socket=/data/kubelet/pod-resources/kubelet.sock", "+/data/kubelet/pod-resources: /data/kubelet/pod-resources, read-only true",
+		},
+		// How the container gets the driver library from NVIDIA's container runtime.
+		"devicePlugin.driverAccess=volume-mounts": {noVariable, "+/var/run/nvidia-container-devices/all: /dev/null, read-only true"},
+		"devicePlugin.driverAccess=cdi,devicePlugin.podAnnotations.team=gpu": {
+			noVariable, "+annotation cdi.k8s.io/gpushare=nvidia.com/gpu=all", "+annotation nvidia.cdi.k8s.io/container.device-plugin=nvidia.com/gpu=all", "+annotation team=gpu",
+		},
+		// The commands of docs/node.md for toolkits and nodes that no option of the chart fits.
+		"devicePlugin.securityContext.privileged=true,devicePlugin.securityContext.allowPrivilegeEscalation=true": {
+			"-security context: allowPrivilegeEscalation false", "+security context: allowPrivilegeEscalation true", "+security context: privileged true",
+		},
+		"devicePlugin.extraVolumes[0].name=driver,devicePlugin.extraVolumes[0].hostPath.path=/usr/lib64," +
+			"devicePlugin.extraVolumeMounts[0].name=driver,devicePlugin.extraVolumeMounts[0].mountPath=/driver," +
+			"devicePlugin.extraEnv[0].name=NVML_LIBRARY,devicePlugin.extraEnv[0].value=/driver/libnvidia-ml.so.1": {
+			"+/driver: /usr/lib64, read-only false", "+variable NVML_LIBRARY=/driver/libnvidia-ml.so.1",
+		},
+		"devicePlugin.simulatedCards.count=2,devicePlugin.simulatedCards.memory=40Gi,devicePlugin.simulatedCards.model=NVIDIA A100": {
+			"-image ghcr.io/gpushare/gpushare-device-plugin:v0.1.0", "-variable NVIDIA_DRIVER_CAPABILITIES=utility", noVariable,
+			"+--simulated-cards", "+image ghcr.io/gpushare/gpushare-device-plugin-simulated:v0.1.0",
+			"+variable " + fakenvml.LinesEnv + "=GPU-simulated-$(NODE_NAME)-0, NVIDIA A100, 40960, -\nGPU-simulated-$(NODE_NAME)-1, NVIDIA A100, 40960, -",
+		},
+		"devicePlugin.rdma=true": {
+			"---sysfs-root=", "+--sysfs-root=/host/sys", "+/host/sys/bus: /sys/bus, read-only true", "+/host/sys/class: /sys/class, read-only true",
+			"+/host/sys/devices: /sys/devices, read-only true",
+		},
+		"devicePlugin.hostPID=true,devicePlugin.usageMetrics=true": {"-host PID false", "+--usage-metrics", "+host PID true"},
+		// The machine's cgroups and CDI directory are there only where limits are possible.
+		"devicePlugin.isolationByLabel=true": {cgroups, cdi},
+		"devicePlugin.isolation=driver":      {"+--isolation=driver", cgroups, cdi},
+		"devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver": {
+			"---memory-unit=GiB", "+--config=/etc/gpushare/config", "+--default-config=a", "+/etc/gpushare/config: ConfigMap gpushare-device-plugin", cgroups, cdi,
+		},
+		"devicePlugin.isolation=mps,mps.enabled=true": {
+			"+--isolation=mps", "+/run/gpushare/mps/shared: /run/gpushare/mps/shared, read-only false", "+/run/gpushare/mps: /run/gpushare/mps, read-only true",
+		},
+		// Where containers get their cards by CDI, the plugin reads the specifications, and writes one only for limits.
+		"devicePlugin.deviceListStrategy=cdi-cri": {
+			"---device-list-strategy=envvar", "+--cdi-directories=/etc/cdi,/var/run/cdi", "+--device-list-strategy=cdi-cri",
+			"+/etc/cdi: /etc/cdi, read-only true", "+/var/run/cdi: /var/run/cdi, read-only true",
+		},
+		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories={/var/run/cdi},devicePlugin.isolation=driver": {
+			"---device-list-strategy=envvar", "+--cdi-directories=/var/run/cdi", "+--device-list-strategy=cdi-cri", "+--isolation=driver", cgroups, cdi,
+		},
 	} {
-		spec := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec
-		container := spec.Containers[0]
-		got := slices.DeleteFunc(slices.Clone(container.Args), func(arg string) bool { return !strings.HasPrefix(arg, "--sysfs-root=") })
-		for _, volume := range spec.Volumes {
-			i := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume.Name && m.ReadOnly })
-			if path := volume.HostPath.Path; strings.HasPrefix(path, "/sys") && i >= 0 {
-				got = append(got, path+" at "+container.VolumeMounts[i].MountPath)
+		var got []string
+		now := render(values)
+		for _, line := range byDefault {
+			if !slices.Contains(now, line) {
+				got = append(got, "-"+line)
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%q (-want +got)\n%s", values, diff)
-		}
-	}
-}
-
-// TestMeasuredUse: kubectl inspect finds the loopback port by its name, and only a value gives the plugin the machine's PID namespace.
-func TestMeasuredUse(t *testing.T) {
-	h := newHelm(t, "")
-	for values, want := range map[string]bool{"": false, "devicePlugin.hostPID=true,devicePlugin.usageMetrics=true": true} {
-		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
-		container := pod.Spec.Containers[0]
-		if pod.Spec.HostPID != want || slices.Contains(container.Args, "--usage-metrics") != want {
-			t.Errorf("%q: hostPID %t, arguments %q", values, pod.Spec.HostPID, container.Args)
-		}
-		i := slices.IndexFunc(container.Ports, func(p corev1.ContainerPort) bool { return p.Name == protocol.PortUsage })
-		if i < 0 || !slices.Contains(container.Args, fmt.Sprintf("--usage-listen-address=127.0.0.1:%d", container.Ports[i].ContainerPort)) {
-			t.Errorf("ports %v don't have that of %q", container.Ports, container.Args)
-		}
-	}
-}
-
-// TestIsolation: the plugin gets the machine's cgroups and CDI directory only where limits are possible.
-func TestIsolation(t *testing.T) {
-	h := newHelm(t, "")
-	for values, want := range map[string]struct{ mounts, flag bool }{
-		"":                                   {false, false},
-		"devicePlugin.isolationByLabel=true": {true, false},
-		"devicePlugin.isolation=driver":      {true, true},
-		"devicePlugin.config.default=a,devicePlugin.config.map.a.isolation=driver": {true, false},
-		"devicePlugin.isolation=mps,mps.enabled=true":                              {false, false},
-	} {
-		pod := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"])
-		container := pod.Spec.Containers[0]
-		writable := map[string]bool{}
-		for _, mount := range container.VolumeMounts {
-			writable[mount.MountPath] = !mount.ReadOnly
-		}
-		for path, write := range map[string]bool{"/sys/fs/cgroup": false, "/var/run/cdi": true} {
-			if got, mounted := writable[path]; mounted != want.mounts || got != (write && want.mounts) {
-				t.Errorf("%q: %s is mounted %t, writable %t", values, path, mounted, got)
+		for _, line := range now {
+			if !slices.Contains(byDefault, line) {
+				got = append(got, "+"+line)
 			}
 		}
-		if write, mounted := writable["/run/gpushare/mps"]; write || mounted != strings.Contains(values, "mps") {
-			t.Errorf("%q: the directory of MPS is mounted %t, writable %t", values, mounted, write)
-		}
-		if writable["/run/gpushare/mps/shared"] != strings.Contains(values, "mps") {
-			t.Errorf("%q: mounts that are writable: %v", values, writable)
-		}
-		if slices.Contains(container.Args, "--isolation=driver") != want.flag {
-			t.Errorf("%q: arguments %q", values, container.Args)
-		}
+		check.Equal(t, values, want, got)
 	}
 }
 
@@ -819,35 +693,6 @@ func TestDriverUpgrade(t *testing.T) {
 		spec := podTemplate(t, objects[name]).Spec
 		if diff := cmp.Diff(want, nodeExpressions(spec)[state]); diff != "" || spec.Affinity.PodAntiAffinity == nil {
 			t.Errorf("%s: the affinity is %v (-want +got)\n%s", name, spec.Affinity, diff)
-		}
-	}
-}
-
-// TestCDIDirectories: where containers get their cards by CDI, the plugin reads the specifications, and writes one only for limits.
-func TestCDIDirectories(t *testing.T) {
-	h := newHelm(t, "")
-	for values, want := range map[string]struct {
-		writable map[string]bool // By the path of the mount.
-		flag     string
-	}{
-		"": {map[string]bool{}, ""},
-		"devicePlugin.deviceListStrategy=cdi-cri": {map[string]bool{"/etc/cdi": false, "/var/run/cdi": false}, "--cdi-directories=/etc/cdi,/var/run/cdi"},
-		"devicePlugin.deviceListStrategy=cdi-cri,devicePlugin.cdiDirectories={/var/run/cdi},devicePlugin.isolation=driver": {
-			map[string]bool{"/var/run/cdi": true}, "--cdi-directories=/var/run/cdi",
-		},
-	} {
-		container := podTemplate(t, h.render(t, values)["DaemonSet/gpushare-device-plugin"]).Spec.Containers[0]
-		writable := map[string]bool{}
-		for _, mount := range container.VolumeMounts {
-			if strings.HasSuffix(mount.MountPath, "/cdi") {
-				writable[mount.MountPath] = !mount.ReadOnly
-			}
-		}
-		if diff := cmp.Diff(want.writable, writable); diff != "" {
-			t.Errorf("%q (-want +got)\n%s", values, diff)
-		}
-		if want.flag != "" && !slices.Contains(container.Args, want.flag) {
-			t.Errorf("%q: arguments %q", values, container.Args)
 		}
 	}
 }
@@ -1019,7 +864,7 @@ func TestConfigurationKeys(t *testing.T) {
 	check.Equal(t, "the result", want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{}))
 }
 
-// TestConfigurations renders the values of the page's example. The plugin can read each configuration, and no flag overrides them.
+// TestConfigurations renders the values of the page's example. The plugin can read each configuration.
 func TestConfigurations(t *testing.T) {
 	h := newHelm(t, "")
 	values := filepath.Join(t.TempDir(), "values.yaml")
@@ -1047,22 +892,6 @@ func TestConfigurations(t *testing.T) {
 	}
 	check.Equal(t, "the result", want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{}))
 
-	spec := podTemplate(t, objects["DaemonSet/gpushare-device-plugin"]).Spec
-	args := strings.Join(spec.Containers[0].Args, " ")
-	if !strings.Contains(args, "--config=/etc/gpushare/config --default-config=standard") || strings.Contains(args, "--memory-unit") {
-		t.Errorf("arguments %s", args)
-	}
-	mounted := ""
-	for _, volume := range spec.Volumes {
-		for _, mount := range spec.Containers[0].VolumeMounts {
-			if volume.ConfigMap != nil && mount.Name == volume.Name {
-				mounted = volume.ConfigMap.Name + " at " + mount.MountPath + mount.SubPath
-			}
-		}
-	}
-	if mounted != "gpushare-device-plugin at /etc/gpushare/config" {
-		t.Errorf("mounted: %s", mounted)
-	}
 	if _, without := h.render(t, "")["ConfigMap/gpushare-device-plugin"]; without {
 		t.Error("a ConfigMap without configurations")
 	}

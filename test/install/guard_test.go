@@ -23,8 +23,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/controlplane"
-	"github.com/gpushare/gpushare/test/framework"
 )
 
 // testGuard tries to forge annotations by every request that can change a pod. plugin is the device plugin's pod.
@@ -820,73 +818,6 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestWarnings: users are warned of what Kubernetes accepts and ignores: a quota on a key that limits nothing and, where NVIDIA's runtime isn't the
-// nodes' default, a template that doesn't name it, whose containers would start and find no card.
-func TestWarnings(t *testing.T) {
-	t.Parallel()
-	c := controlplane.StartForTest(t, controlplane.Options{WithoutScheduler: true})
-	h := newHelm(t, c.KubeconfigPath)
-	var got warnings
-	config := rest.CopyConfig(c.Config)
-	config.WarningHandler = &got
-	client, err := kubernetes.NewForConfig(config)
-	must(t, err)
-	warned := func(err error) string {
-		t.Helper()
-		must(t, err)
-		defer func() { got.texts = nil }()
-		return strings.Join(got.texts, "; ")
-	}
-	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
-	job := func(class *string) string {
-		t.Helper()
-		pod := gpuPod("x", "none", 1)
-		pod.Spec.RestartPolicy, pod.Spec.RuntimeClassName = corev1.RestartPolicyNever, class
-		object := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: pod.Spec}}}
-		_, err := client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
-		return warned(err)
-	}
-	quota := func(key corev1.ResourceName) string {
-		t.Helper()
-		object := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{key: resource.MustParse("32")}}}
-		_, err := client.CoreV1().ResourceQuotas(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
-		return warned(err)
-	}
-	const noCard = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
-	warns := func(verb, values, want string) {
-		t.Helper()
-		h.run(t, verb, "gpushare", chart, "--namespace="+namespace, "--set="+values)
-		framework.Eventually(t, "the policy with "+values, func(context.Context) error {
-			if all := job(nil); !strings.HasSuffix(all, want) || want == "" && all != "" {
-				return fmt.Errorf("warned %q, want %q", all, want)
-			}
-			return nil
-		})
-	}
-	warns("install", "devicePlugin.runtimeClassName=nvidia", noCard)
-	if all := job(new("nvidia")); all != "" {
-		t.Errorf("with the class: warned %q", all)
-	}
-	const noQuota = " limits nothing: write requests.aliyun.com/gpu-mem, or requests.aliyun.com/gpu-core.percentage"
-	framework.Eventually(t, "the policy of quotas warns", func(context.Context) error {
-		if all := quota("limits.aliyun.com/gpu-mem"); all == "" {
-			return fmt.Errorf("warned %q", all)
-		}
-		return nil
-	})
-	for key, limits := range map[corev1.ResourceName]bool{
-		"requests.aliyun.com/gpu-mem": true, "requests.aliyun.com/gpu-core.percentage": true, "requests.nvidia.com/gpu": true, "limits.cpu": true,
-		"limits.aliyun.com/gpu-mem": false, "requests.aliyun.com/gpumem": false, "requests.aliyun.com/gpu-count": false,
-	} {
-		if all := quota(key); limits && all != "" || !limits && !strings.HasSuffix(all, string(key)+noQuota) {
-			t.Errorf("a quota on %s: warned %q", key, all)
-		}
-	}
-	warns("upgrade", "devicePlugin.runtimeClassName=", "")
-	warns("upgrade", "devicePlugin.runtimeClassName=nvidia", noCard)
-	warns("upgrade", "devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri", "")
 }
 
 func mustNameTheContainer(t *testing.T, what string, err error, container string) {

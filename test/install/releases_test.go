@@ -1,6 +1,7 @@
 package install
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"regexp"
@@ -9,12 +10,17 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
+	"github.com/gpushare/gpushare/test/framework"
 	"github.com/gpushare/gpushare/test/pages"
 )
 
@@ -166,4 +172,69 @@ func TestSeveralReleases(t *testing.T) {
 	if diff := cmp.Diff(before, find("gpushare")); diff != "" {
 		t.Errorf("the other release's objects (-before +after):\n%s", diff)
 	}
+	t.Run("warnings", func(t *testing.T) { testWarnings(t, h, c.Config) })
+}
+
+// testWarnings: users are warned of what Kubernetes accepts and ignores: a quota on a key that limits nothing and, where NVIDIA's runtime isn't the
+// nodes' default, a template that doesn't name it, whose containers would start and find no card.
+func testWarnings(t *testing.T, h helm, config *rest.Config) {
+	var got warnings
+	config = rest.CopyConfig(config)
+	config.WarningHandler = &got
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	warned := func(err error) string {
+		t.Helper()
+		must(t, err)
+		defer func() { got.texts = nil }()
+		return strings.Join(got.texts, "; ")
+	}
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	job := func(class *string) string {
+		t.Helper()
+		pod := gpuPod("x", "none", 1)
+		pod.Spec.RestartPolicy, pod.Spec.RuntimeClassName = corev1.RestartPolicyNever, class
+		object := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: pod.Spec}}}
+		_, err := client.BatchV1().Jobs(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
+		return warned(err)
+	}
+	quota := func(key corev1.ResourceName) string {
+		t.Helper()
+		object := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{key: resource.MustParse("32")}}}
+		_, err := client.CoreV1().ResourceQuotas(metav1.NamespaceDefault).Create(t.Context(), object, dryRun)
+		return warned(err)
+	}
+	const noCard = "its containers find no card unless a runtime of NVIDIA runs them: the Job has no spec.template.spec.runtimeClassName, such as nvidia"
+	warns := func(values, want string) {
+		t.Helper()
+		h.run(t, "upgrade", "gpushare", chart, "--namespace="+namespace, "--set="+values)
+		framework.Eventually(t, "the policy with "+values, func(context.Context) error {
+			if all := job(nil); !strings.HasSuffix(all, want) || want == "" && all != "" {
+				return fmt.Errorf("warned %q, want %q", all, want)
+			}
+			return nil
+		})
+	}
+	warns("devicePlugin.runtimeClassName=nvidia", noCard)
+	if all := job(new("nvidia")); all != "" {
+		t.Errorf("with the class: warned %q", all)
+	}
+	const noQuota = " limits nothing: write requests.aliyun.com/gpu-mem, or requests.aliyun.com/gpu-core.percentage"
+	framework.Eventually(t, "the policy of quotas warns", func(context.Context) error {
+		if all := quota("limits.aliyun.com/gpu-mem"); all == "" {
+			return fmt.Errorf("warned %q", all)
+		}
+		return nil
+	})
+	for key, limits := range map[corev1.ResourceName]bool{
+		"requests.aliyun.com/gpu-mem": true, "requests.aliyun.com/gpu-core.percentage": true, "requests.nvidia.com/gpu": true, "limits.cpu": true,
+		"limits.aliyun.com/gpu-mem": false, "requests.aliyun.com/gpumem": false, "requests.aliyun.com/gpu-count": false,
+	} {
+		if all := quota(key); limits && all != "" || !limits && !strings.HasSuffix(all, string(key)+noQuota) {
+			t.Errorf("a quota on %s: warned %q", key, all)
+		}
+	}
+	warns("devicePlugin.runtimeClassName=", "")
+	warns("devicePlugin.runtimeClassName=nvidia", noCard)
+	warns("devicePlugin.runtimeClassName=nvidia,devicePlugin.deviceListStrategy=cdi-cri", "")
 }
