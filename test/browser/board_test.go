@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -130,6 +131,17 @@ func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// visit shows the source's board in a new tab, at this address of the page. The test fails if the page complains until it ends.
+func visit(t *testing.T, s *source, address string, width, height int64) *Tab {
+	t.Helper()
+	url, _ := show(t, newBoard(s))
+	tab := Start(t, width, height)
+	t.Cleanup(tab.WantNoComplaints)
+	tab.url = url
+	tab.Do(chromedp.Navigate(url + address))
+	return tab
 }
 
 func newBoard(s *source) *webui.Board {

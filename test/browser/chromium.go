@@ -33,6 +33,8 @@ const (
 type Tab struct {
 	t   testing.TB
 	ctx context.Context
+	// url is the page's address, of visit.
+	url string
 
 	mu         sync.Mutex
 	complaints []string

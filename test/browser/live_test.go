@@ -4,12 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,9 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
-	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -349,91 +344,4 @@ func shown(tab *Tab) []string {
 	})()`)
 	slices.Sort(lines)
 	return lines
-}
-
-// TestViewersCost, of the long form only, logs the extender's CPU time without viewers and with three, on cards that are 90% full, while pods
-// that fit nowhere are pending and others are created and deleted.
-func TestViewersCost(t *testing.T) {
-	if !controlplane.Long() {
-		t.Skip("SKIPPED, not tested: it measures; make test-long runs it")
-	}
-	const held, onCard, size, seconds = 3, 24, 1000, 30
-	c := framework.StartForTest(t, framework.Options{MemoryUnit: "GiB"})
-	ns := c.DefaultNamespace(t)
-	var nodes []*framework.NodeWrapper
-	for i := range size {
-		nodes = append(nodes, node(fmt.Sprintf("n%04d", i), 8, 80))
-	}
-	ns.AddNodes(nodes...)
-	var pods []*framework.PodWrapper
-	for i := range size * 8 * held {
-		pods = append(pods, ns.Pod(fmt.Sprintf("held-%05d", i), onCard).Node(nodes[i%size].Name).Annotations(protocol.Assignment{
-			Cards: []protocol.AssignedCard{{Index: i / size % 8, Memory: 80}}, Request: onCard, AssumeTime: time.Unix(1_700_000_000, int64(i)),
-		}.Annotations()))
-	}
-	for i := range 10 {
-		pods = append(pods, ns.Pod(fmt.Sprintf("too-large-%d", i), 81))
-	}
-	ns.Create(pods...)
-	c.WaitMetric(t, float64(size*8*held), framework.MetricAllocations, "state", "bound")
-	c.WaitMetric(t, 10, framework.MetricPendingPods, "reason", "too_large")
-	measure := func(prefix string) time.Duration {
-		before, begun := cpuTime(t, c.Extender.Pid()), time.Now()
-		ticker := time.NewTicker(200 * time.Millisecond) // Five pods a second are created and deleted.
-		defer ticker.Stop()
-		for i := range seconds * 5 {
-			<-ticker.C
-			ns.Create(ns.Pod(fmt.Sprintf("%s-%d", prefix, i), 3))
-			if i >= 5 {
-				ns.Delete(fmt.Sprintf("%s-%d", prefix, i-5))
-			}
-		}
-		return (cpuTime(t, c.Extender.Pid()) - before) * time.Second / time.Since(begun)
-	}
-	without := measure("without")
-	watching, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	counts := make(chan int64, 3)
-	for range 3 {
-		go func() { counts <- watch(watching, c.PageURL+"/ui/events") }()
-	}
-	with := measure("with")
-	cancel()
-	got := <-counts
-	if got == 0 {
-		t.Error("a viewer received nothing")
-	}
-	t.Logf("%d nodes of 8 cards, 90%% full, ten pods pending, five a second created and deleted: %.1f%% of a core without viewers, %.1f%% with three; a viewer received %d KiB in %d s",
-		size, 100*without.Seconds(), 100*with.Seconds(), got>>10, seconds)
-}
-
-// watch reads a stream until ctx ends, and returns the number of bytes.
-func watch(ctx context.Context, url string) int64 {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0
-	}
-	request.Header.Set("Accept-Encoding", "gzip")
-	response, err := http.DefaultTransport.RoundTrip(request)
-	if err != nil {
-		return 0
-	}
-	defer response.Body.Close()
-	n, _ := io.Copy(io.Discard, response.Body)
-	return n
-}
-
-// cpuTime returns the CPU time of the process. Linux counts it in hundredths of a second.
-func cpuTime(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	must(t, err)
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	var ticks time.Duration
-	for _, field := range fields[11:13] {
-		n, err := strconv.Atoi(field)
-		must(t, err)
-		ticks += time.Duration(n)
-	}
-	return ticks * 10 * time.Millisecond
 }

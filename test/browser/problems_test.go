@@ -22,16 +22,13 @@ func TestUnits(t *testing.T) {
 	card := gpu.Card{Memory: 16, NUMANode: gpu.NoNUMANode}
 	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
 	s.book.SetNode("n2", ledger.NodeSpec{Unit: 1024 * gpu.MiB, Cards: []gpu.Card{card}})
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1200, 700)
-	tab.Do(chromedp.Navigate(url))
+	tab := visit(t, s, "", 1200, 700)
 	tab.Await("two nodes", `document.getElementById("shown").innerText === "2 nodes"`)
 	if got := tab.Text("#cards-problems"); got != "" {
 		t.Errorf("with one unit the tile says %q", got)
 	}
 	s.change(func() { s.book.SetNode("n2", ledger.NodeSpec{Unit: 256 * gpu.MiB, Cards: []gpu.Card{card}}) })
 	tab.Await("the problem", `document.getElementById("cards-problems").innerText === "nodes have different units"`)
-	tab.WantNoComplaints()
 }
 
 // TestNodeProblems: the page says of each node what kubectl inspect says of it. The number of cards has no card of a node that is gone, and the lists
@@ -39,6 +36,7 @@ func TestUnits(t *testing.T) {
 func TestNodeProblems(t *testing.T) {
 	counts := map[string]string{"a deleted node": "0", "a plugin that is down": "1"}
 	used := map[string]string{"a deleted node": "GPU0 1", "a plugin that is down": "GPU0 1"}
+	tab := Start(t, 1200, 700)
 	for _, m := range mistakes.OfNodes() {
 		s := newSource()
 		s.book = diagnosis.NewLedger(m.Nodes, m.Pods)
@@ -47,7 +45,6 @@ func TestNodeProblems(t *testing.T) {
 			continue
 		}
 		url, _ := show(t, newBoard(s))
-		tab := Start(t, 1200, 700)
 		tab.Do(chromedp.Navigate(url + "#cards?problems=only"))
 		tab.Await("the node of "+m.Name, `document.querySelector('[data-node="n1"]')`)
 		if got := Eval[string](tab, `document.querySelector('[data-node="n1"] small').title`); got != strings.Join(m.Problems, "\n") {
@@ -87,9 +84,7 @@ func TestSimulatedCards(t *testing.T) {
 	card := gpu.Card{Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode}
 	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}, Simulated: true})
 	s.book.SetNode("n2", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1200, 700)
-	tab.Do(chromedp.Navigate(url + "#cards?card=n1/0"))
+	tab := visit(t, s, "#cards?card=n1/0", 1200, 700)
 	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
 	for selector, want := range map[string]string{
 		`[data-node="n1"] small`: "0/16 GiB · simulated cards · Tesla T4", `[data-node="n2"] small`: "0/16 GiB · Tesla T4",
@@ -107,7 +102,6 @@ func TestSimulatedCards(t *testing.T) {
 	if got := tab.Text("#details dl"); strings.Contains(got, "Simulated") {
 		t.Errorf("the details of a real card: %q", got)
 	}
-	tab.WantNoComplaints()
 }
 
 // TestStranded: the page says how much memory is of no use and why, in the node's row, in the sum and beside a card, also when that changes. At no
@@ -123,9 +117,7 @@ func TestStranded(t *testing.T) {
 	s.book.SetBound("n1", gpu.Pod{UID: "p", Namespace: "default", Name: "p", Request: 4}, gpu.On(0, 4), time.Now())
 	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
 	s.book.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1600, 900)
-	tab.Do(chromedp.Navigate(url + "#cards?card=n1/0"))
+	tab := visit(t, s, "#cards?card=n1/0", 1600, 900)
 	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
 	if got := tab.Text("#stranded") + tab.Text("#details dl"); strings.Contains(got, "of no use") {
 		t.Errorf("nothing is stranded, the page says %q", got)
@@ -157,7 +149,6 @@ func TestStranded(t *testing.T) {
 			t.Errorf("at %d px these are cut: %q", width, got)
 		}
 	}
-	tab.WantNoComplaints()
 }
 
 // TestAdapters: the details of a card name the ports of the RDMA adapters near it.

@@ -83,9 +83,6 @@ func TestAddress(t *testing.T) {
 	} {
 		open(address)
 		wantRows(t, tab, "opened", want...)
-		tab.Do(chromedp.Reload())
-		tab.Await("the page", `document.getElementById("shown").innerText`)
-		wantRows(t, tab, "after a reload", want...)
 	}
 	open("#cards?card=n1/0")
 	tab.Await("the card's details", `document.querySelector("#details h2")?.innerText === "n1 · GPU 0"`)
@@ -182,9 +179,7 @@ func TestNothingFound(t *testing.T) {
 // TestReports: what device plugins report of a pod is shown with the pod, its card and its node, until it is reported no longer.
 func TestReports(t *testing.T) {
 	s := somePods()
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(url + "#cards?problems=only"))
+	tab := visit(t, s, "#cards?problems=only", 1280, 800)
 	tab.Await("the page", `document.getElementById("shown").innerText`)
 	wantRows(t, tab, "nothing is reported")
 	since := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -199,7 +194,7 @@ func TestReports(t *testing.T) {
 	if got, want := tab.Text("#cards-problems"), "1 pod above its request · 1 pod without its limit"; got != want {
 		t.Errorf("the sums have %q, want %q", got, want)
 	}
-	tab.Do(chromedp.Navigate(url + "#pods?q=in+force&card=n0/0"))
+	tab.Do(chromedp.Navigate(tab.url + "#pods?q=in+force&card=n0/0"))
 	tab.Await("the pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
 	if got, want := Eval[string](tab, `document.querySelector("#view-pods tbody tr:not([aria-hidden]) td:last-child").title`), "limit not in force: container <b>: its cgroup has no limit"; got != want {
 		t.Errorf("the pod without its limit has %q, want %q", got, want)
@@ -211,14 +206,11 @@ func TestReports(t *testing.T) {
 	}
 	s.change(func() { s.reported = nil })
 	tab.Await("the card without a problem", `!document.querySelector("#details .warn") && document.getElementById("cards-problems").innerText === ""`)
-	tab.WantNoComplaints()
 }
 
 // TestCauses: a cause is shown in words, and its explanation opens and closes by keyboard.
 func TestCauses(t *testing.T) {
-	url, _ := show(t, newBoard(somePods()))
-	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(url + "#pending?q=large"))
+	tab := visit(t, somePods(), "#pending?q=large", 1280, 800)
 	tab.Await("the cause", `document.activeElement && document.querySelector("#view-pending .chip")?.innerText === "no card is large enough"`)
 	tab.Run(`document.querySelector("#view-pending .chip").focus()`)
 	tab.Type(kb.Enter)
@@ -230,15 +222,12 @@ func TestCauses(t *testing.T) {
 	}
 	tab.Type(kb.Escape)
 	tab.Await("the focus back on the cause", `document.getElementById("details").hidden && document.activeElement.className.startsWith("chip")`)
-	tab.WantNoComplaints()
 }
 
 // TestGroups lists groups, with links to their pods; a replica that doesn't know them says why.
 func TestGroups(t *testing.T) {
 	s := somePods()
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(url))
+	tab := visit(t, s, "", 1280, 800)
 	tab.Click("#tab-groups")
 	tab.Await("the group", `document.querySelectorAll("#view-groups tbody tr").length === 1`)
 	cells := Eval[[]string](tab, `[...document.querySelectorAll("#view-groups tbody td")].map((td) => td.innerText)`)
@@ -257,15 +246,12 @@ func TestGroups(t *testing.T) {
 	s.change(func() { s.groups, s.noGroups = nil, errors.New("this replica doesn't lead") })
 	tab.Click("#tab-groups")
 	tab.Await("the reason", `document.getElementById("empty").innerText.includes("this replica doesn't lead")`)
-	tab.WantNoComplaints()
 }
 
 // TestNumbers: amounts, counts and ages look like those in messages and in kubectl: no separators in numbers.
 func TestNumbers(t *testing.T) {
 	s := somePods()
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(url))
+	tab := visit(t, s, "", 1280, 800)
 	tab.Await("the nodes", `document.querySelectorAll(".line").length === 3`)
 	for _, test := range []struct{ view, selector, want string }{
 		{"cards", "#memory-amount", "48000 of 122399 MiB"},
@@ -286,7 +272,6 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%s: numbers with separators: %q", test.view, got)
 		}
 	}
-	tab.WantNoComplaints()
 }
 
 // TestSeveralCards: a pod with several cards counts once and is on each of them with its part; a card's cores have a line in its bar.
@@ -301,9 +286,7 @@ func TestSeveralCards(t *testing.T) {
 	s.book.SetBound("n0", tensor, tensor.Demand().On(0, 2), time.Time{})
 	wide := gpu.Pod{UID: "w", Namespace: "ml", Name: "wide", Request: 24, Cards: 2, Cores: 150}
 	s.wait(pendingPod(wide, "none has room", time.Now()))
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1280, 800)
-	tab.Do(chromedp.Navigate(url))
+	tab := visit(t, s, "", 1280, 800)
 	tab.Await("the node", `document.querySelectorAll(".line").length === 1`)
 	if got := Eval[string](tab, `[...document.querySelectorAll(".card")].map((card) => card.querySelector(".cores")?.style.width ?? "none").join()`); got != "50%,none,50%" {
 		t.Errorf("lines for cores: %s", got)
@@ -323,5 +306,4 @@ func TestSeveralCards(t *testing.T) {
 			t.Errorf("%s is %q, want %q at the end", test.selector, got, test.want)
 		}
 	}
-	tab.WantNoComplaints()
 }
