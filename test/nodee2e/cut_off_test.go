@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/test/check"
@@ -25,7 +24,7 @@ import (
 func (s *installation) cutOffLeader(t *testing.T) {
 	t.Helper()
 	s.awaitBudget(t)
-	load := s.startLoad(t, "cut-off", corev1.DefaultSchedulerName)
+	load := s.startLoad(t, "cut-off")
 	before, err := s.leads(t.Context())
 	check.Must(t, err)
 	pod, err := s.Client.CoreV1().Pods("kube-system").Get(t.Context(), before.pod, metav1.GetOptions{})

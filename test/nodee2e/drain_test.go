@@ -28,7 +28,7 @@ func (s *installation) drainLeader(t *testing.T) {
 	drain, uncordon, _ := strings.Cut(strings.ReplaceAll(blocks[0], "NODE", s.worker.name), "\n")
 
 	before := s.moveLeaderToWorker(t)
-	load := s.startLoad(t, "drain", corev1.DefaultSchedulerName)
+	load := s.startLoad(t, "drain")
 	time.Sleep(2 * time.Second) // Let some load run.
 	begun := time.Now()
 	out := s.shell.run(t, "", drain)

@@ -54,18 +54,10 @@ func TestInstalled(t *testing.T) {
 		return
 	}
 	s := startInstallation(t)
-	s.testInstall(t, "Install", corev1.DefaultSchedulerName)
+	s.testInstall(t)
 	if os.Getenv(longEnv) != "" {
 		t.Run("the kubelet's name of the resource", s.testResourceRemoved)
 	}
-}
-
-// TestInstalledSecondScheduler is TestInstalled with the second scheduler, without the drain and the loss of the leader's network.
-func TestInstalledSecondScheduler(t *testing.T) {
-	if !inOwnNetwork(t) {
-		return
-	}
-	startInstallation(t).testInstall(t, "A control plane that you can't touch", "gpushare-scheduler", "images.scheduler.repository="+schedulerImage)
 }
 
 // installation is a cluster with two nodes. Nothing of the project is installed at first.
@@ -214,11 +206,10 @@ func (s *installation) images(ctx context.Context, dir string) (archives []strin
 		image{schedulerImage + ":" + s.version(), "scheduler.json", []string{"kube-scheduler"}})
 }
 
-// testInstall installs, uses, upgrades, rolls back and uninstalls the project in the mode that the page describes under this
-// heading.
-func (s *installation) testInstall(t *testing.T, heading, scheduler string, values ...string) {
+// testInstall installs, uses, upgrades, rolls back and uninstalls the project. TestTrial does so with the second scheduler.
+func (s *installation) testInstall(t *testing.T) {
 	filesBefore := s.hostFiles()
-	passed := t.Run(heading, func(t *testing.T) {
+	passed := t.Run("Install", func(t *testing.T) {
 		kubeadm, err := pages.ReadKubeadm()
 		check.Must(t, err)
 		manifest, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
@@ -228,54 +219,44 @@ func (s *installation) testInstall(t *testing.T, heading, scheduler string, valu
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
-		values = append([]string{
-			"images.extender.repository=gpushare.test/gpushare-extender", "images.extender.tag=one",
-			"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin", "images.devicePlugin.tag=one",
-			"devicePlugin.runtimeClassName=nvidia", "devicePlugin.hostPID=true",
-		}, values...)
 		const waitFlags = " --wait --timeout=2m"
-		s.shell.run(t, "", command(t, heading, 0, "helm install ")+waitFlags+" --set="+strings.Join(values, ","))
+		const values = "images.extender.repository=gpushare.test/gpushare-extender,images.extender.tag=one," +
+			"images.devicePlugin.repository=gpushare.test/gpushare-device-plugin,images.devicePlugin.tag=one," +
+			"devicePlugin.runtimeClassName=nvidia,devicePlugin.hostPID=true"
+		s.shell.run(t, "", command(t, "Install", 0, "helm install ")+waitFlags+" --set="+values)
 		s.shell.run(t, "", strings.Replace(command(t, "Install", 1, "kubectl label "), "NODE", s.node.name, 1))
 
-		if scheduler == corev1.DefaultSchedulerName {
-			s.shell.run(t, s.node.outside("tmp"), block(t, "Tell kube-scheduler", 0))
-			s.onControlPlane(t, kubeadm.Install)
-			s.awaitScheduler(t, true, 0)
-			s.onControlPlane(t, kubeadm.Upload+kubeadm.Logs)
-		}
+		s.shell.run(t, s.node.outside("tmp"), block(t, "Tell kube-scheduler", 0))
+		s.onControlPlane(t, kubeadm.Install)
+		s.awaitScheduler(t, true, 0)
+		s.onControlPlane(t, kubeadm.Upload+kubeadm.Logs)
 		check.Must(t, s.node.awaitCards(t.Context()))
 
-		s.deploySample(t, scheduler)
+		s.deploySample(t)
 		s.checkUsage(t)
-		load := s.startLoad(t, "load", scheduler)
+		load := s.startLoad(t, "load")
 		s.shell.run(t, "", command(t, "Upgrade and roll back", 0, "helm upgrade ")+waitFlags+" --set=images.extender.tag=two,images.devicePlugin.tag=two")
 		s.waitImages(t, "two")
-		if scheduler == corev1.DefaultSchedulerName {
-			s.expectSeparateNodes(t)
-		}
+		s.expectSeparateNodes(t)
 		s.shell.run(t, "", command(t, "Upgrade and roll back", 0, "helm rollback ")+waitFlags)
 		s.waitImages(t, "one")
-		if scheduler == corev1.DefaultSchedulerName {
-			s.expectSeparateNodes(t)
-		}
+		s.expectSeparateNodes(t)
 		for _, pod := range load(t) {
 			if pod.Status.Reason != "UnexpectedAdmissionError" || !pluginAway.MatchString(pod.Status.Message) {
 				t.Errorf("pod %s failed, %s: %s", pod.Name, pod.Status.Reason, pod.Status.Message)
 			}
 		}
 
-		if scheduler == corev1.DefaultSchedulerName {
-			s.onControlPlane(t, kubeadm.Restart)
-			s.awaitScheduler(t, true, 1)
-			s.drainLeader(t)
-			s.cutOffLeader(t)
-			s.onControlPlane(t, kubeadm.Undo)
-			s.awaitScheduler(t, false, 0)
-			now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
-			check.Must(t, err)
-			if !bytes.Equal(now, manifest) {
-				t.Errorf("the static pod isn't as it was:\n%s", now)
-			}
+		s.onControlPlane(t, kubeadm.Restart)
+		s.awaitScheduler(t, true, 1)
+		s.drainLeader(t)
+		s.cutOffLeader(t)
+		s.onControlPlane(t, kubeadm.Undo)
+		s.awaitScheduler(t, false, 0)
+		now, err := os.ReadFile(s.node.outside("lib/static-pods/kube-scheduler.yaml"))
+		check.Must(t, err)
+		if !bytes.Equal(now, manifest) {
+			t.Errorf("the static pod isn't as it was:\n%s", now)
 		}
 		s.uninstall(t)
 		s.waitNothingLeft(t, filesBefore)
@@ -364,14 +345,13 @@ func (s *installation) waitImages(t *testing.T, tag string) {
 
 // deploySample deploys the first sample with an image that exists on the node. It waits until the container has the card
 // that the pod's annotation names.
-func (s *installation) deploySample(t *testing.T, scheduler string) {
+func (s *installation) deploySample(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "deploy", "samples", "binpack-1.yaml"))
 	check.Must(t, err)
 	var sample appsv1.Deployment
 	check.Must(t, yaml.UnmarshalStrict(text, &sample))
 	recordEnv(&sample.Spec.Template.Spec)
-	sample.Spec.Template.Spec.SchedulerName = scheduler
 	sample.Spec.Replicas = ptr.To[int32](3)
 	deployments := s.Client.AppsV1().Deployments("default")
 	_, err = deployments.Create(t.Context(), &sample, metav1.CreateOptions{})
@@ -401,7 +381,7 @@ func (s *installation) waitConsistent(t *testing.T, least int) {
 
 // startLoad creates and deletes pods until stop is called. stop checks that no pod ever had a wrong card and returns the
 // pods that failed.
-func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop func(*testing.T) []*corev1.Pod) {
+func (s *installation) startLoad(t *testing.T, name string) (stop func(*testing.T) []*corev1.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	starts, err := s.node.starts()
@@ -413,8 +393,7 @@ func (s *installation) startLoad(t *testing.T, name, scheduler string) (stop fun
 		done <- wait.PollUntilContextCancel(ctx, 500*time.Millisecond, true, func() wait.ConditionWithContextFunc {
 			created := 0
 			return func(context.Context) (bool, error) {
-				pod := framework.MakePod(fmt.Sprintf("%s-%03d", name, created)).Label("load", name).GPUMem(int64(1 + created%4)).
-					Scheduler(scheduler).GracePeriod(1)
+				pod := framework.MakePod(fmt.Sprintf("%s-%03d", name, created)).Label("load", name).GPUMem(int64(1 + created%4)).GracePeriod(1)
 				recordEnv(&pod.Spec)
 				_, err := pods.Create(context.Background(), pod.Obj(), metav1.CreateOptions{})
 				if err == nil && created >= 6 {
