@@ -121,8 +121,8 @@ soak: build kube fake-nvml ## run a simulated week under load and faults and rep
 	@exec $(BIN)/soak $(SOAK)
 
 .PHONY: soak-short
-soak-short: SOAK = -for 2m30s -rate 5
-soak-short: soak ## run the short form of the simulated week, in three minutes
+soak-short: SOAK = -for 105s -rate 5
+soak-short: soak ## run the short form of the simulated week, in two minutes
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s)

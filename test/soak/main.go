@@ -58,8 +58,8 @@ func run() int {
 	if o.rate == 0 {
 		o.rate = min(podsPerWeek/o.length.Seconds(), maxRate)
 	}
-	if o.length < 2*time.Minute || o.nodes < 2 || o.cards < 2 || o.rate <= 0 || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "soak: wants at least two minutes, two nodes, two cards, a rate above 0, and no other arguments")
+	if o.length < 105*time.Second || o.nodes < 2 || o.cards < 2 || o.rate <= 0 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "soak: wants at least 105 seconds, two nodes, two cards, a rate above 0, and no other arguments")
 		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

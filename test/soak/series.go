@@ -155,7 +155,7 @@ func (s *series) growth(c calendar) error {
 func judgeSeries(all []*series, c calendar) error {
 	var errs []error
 	for _, s := range all {
-		if want := int(c.length / c.interval / 2); s.judged != never && len(s.samples) < want {
+		if want := int(c.length / c.interval / 2); mark(s, c) == "*" && len(s.samples) < want {
 			errs = append(errs, fmt.Errorf("%s has only %d samples, want %d", s.name, len(s.samples), want))
 		}
 		errs = append(errs, s.growth(c))

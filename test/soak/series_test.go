@@ -20,7 +20,7 @@ func recorded(c calendar, judged judgement, value func(progress, hour float64) f
 }
 
 var (
-	short = newCalendar(150 * time.Second)
+	short = newCalendar(105 * time.Second)
 	long  = newCalendar(time.Hour)
 )
 

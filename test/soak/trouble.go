@@ -33,7 +33,7 @@ type event struct {
 
 // run makes things fail until the week is over. It returns with everything healed.
 func (t *trouble) run(ctx context.Context) error {
-	fault, update := time.NewTicker(min(max(t.length/10, 15*time.Second), 150*time.Second)), time.NewTicker(max(t.hour(), 20*time.Second))
+	fault, update := time.NewTicker(min(max(t.length/10, 10*time.Second), 150*time.Second)), time.NewTicker(max(t.hour(), 20*time.Second))
 	defer fault.Stop()
 	defer update.Stop()
 	for {
@@ -121,7 +121,9 @@ func restart(end func() error, p *controlplane.Process) error {
 }
 
 // lasting returns how long a fault lasts that lasts this long in a run of ten minutes or more.
-func (t *trouble) lasting(d time.Duration) time.Duration { return min(d, t.length/30) }
+func (t *trouble) lasting(d time.Duration) time.Duration {
+	return min(d, max(t.length/30, 5*time.Second))
+}
 
 // node returns a node whose programs may be restarted.
 func (t *trouble) node() *framework.Node { return t.running[1+t.random.IntN(len(t.running)-1)] }
