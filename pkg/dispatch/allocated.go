@@ -13,7 +13,6 @@ type allocatedPod struct {
 	// counted is the amount that the queue counts for the pod, as memory of countedFor.
 	counted    gpu.Memory
 	countedFor string
-	charged    bool
 	// started is when the pod was bound, as far as this process saw it; zero if it didn't.
 	started time.Time
 }
@@ -33,7 +32,7 @@ func (p *allocatedPod) startedAt(since time.Time) time.Time {
 // updateAllocated updates what is known of the memory of a pod.
 func (m *Manager) updateAllocated(p *pod) {
 	if p.Node != "" && !p.Ended || p.charged() {
-		m.allocated[p.UID] = &allocatedPod{p.Pod, p.counted, p.countedFor, p.charged(), p.started}
+		m.allocated[p.UID] = &allocatedPod{p.Pod, p.counted, p.countedFor, p.started}
 	} else {
 		delete(m.allocated, p.UID)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -143,14 +142,14 @@ func BenchmarkReclaim(b *testing.B) {
 		plan, ok := reclaim.Choose(need, (&fixture{Manager: m, ledger: l}).cluster())
 		b.StartTimer()
 		var search *Search
-		longest.of(func() { search = m.searchAgain(first.Attempt, *now) })
+		longest.of(func() { search = m.searchAgain(first) })
 		m.setShares(search.standings)
 		evictable := search.evictable(plan)
 		longest.of(func() { ok = ok && m.addHolds(search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}
-		m.Reclaimed(first.Attempt, time.Time{}, *now)
+		m.Reclaimed(first, time.Time{})
 	}
 	longest.report(b)
 }
@@ -160,9 +159,8 @@ func BenchmarkTurns(b *testing.B) {
 	m, _, _ := newBench(lockNodes, lockPods)
 	var longest longestHold
 	for b.Loop() {
-		turns := map[gpu.PodUID]reasons.Turn{}
 		var s *standings
-		longest.of(func() { s, _ = m.waitingTurns(turns) })
+		longest.of(func() { _, _, s = m.waitingTurns() })
 		m.setShares(s)
 	}
 	longest.report(b)
@@ -196,11 +194,11 @@ func (l *longestHold) of(call func()) {
 func (l *longestHold) tick(m *Manager, now time.Time) {
 	var s *standings
 	l.of(func() { m.grantDue(now) })
-	if l.of(func() { s = m.dueStandings(now) }); s == nil {
+	if l.of(func() { s = m.dueStandings() }); s == nil {
 		return
 	}
 	m.setShares(s)
-	l.of(func() { m.useStandings(s, now) })
+	l.of(func() { m.useStandings(s) })
 }
 
 func (l *longestHold) report(b *testing.B) {

@@ -12,56 +12,50 @@ import (
 // candidates returns the pods and groups that may be evicted if their tenants keep their shares without them. A surplus member is a candidate
 // by itself and with its group.
 func (s *Search) candidates() (candidates []reclaim.Victim) {
-	groups, spared, surplus := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}, s.surplus()
-	add := func(pods []*allocatedPod) {
+	groups, spared, cutoff := map[gang.Key][]*allocatedPod{}, map[gang.Key]bool{}, s.options.PriorityCutoff
+	add := func(pods ...*allocatedPod) {
 		slices.SortFunc(pods, func(a, b *allocatedPod) int { return cmp.Compare(a.UID, b.UID) })
-		c := reclaim.Victim{Tenant: pods[0].countedFor, Started: pods[0].startedAt(s.since)}
+		c := reclaim.Victim{Tenant: pods[0].countedFor, Started: s.now}
 		for _, p := range pods {
-			c.Pods = append(c.Pods, p.Pod.Pod)
-			if started := p.startedAt(s.since); started.Before(c.Started) {
-				c.Started = started
-			}
+			c.Pods, c.Started = append(c.Pods, p.Pod.Pod), earlier(c.Started, p.startedAt(s.since))
 		}
-		if s.now.Sub(c.Started) >= s.minRuntime {
+		if s.now.Sub(c.Started) >= s.options.MinRuntime {
 			candidates = append(candidates, c)
 		}
 	}
 	for _, p := range s.allocated {
 		inGroup := p.Group != (gang.Key{})
-		if surplus[p.UID] && !s.leaves(p) && p.counted > 0 && p.Priority < s.priorityCutoff {
-			add([]*allocatedPod{p})
+		if inGroup && (p.Node == "" || p.Priority >= cutoff) { // A member isn't bound yet, or needs no turn.
+			spared[p.Group] = true
 		}
 		switch {
-		case inGroup && (p.charged || p.Node != "" && p.Priority >= s.priorityCutoff): // A member isn't bound yet, or needs no turn.
-			spared[p.Group] = true
-		case p.Node == "" || s.leaves(p) || p.counted == 0 || p.Priority >= s.priorityCutoff:
+		case !s.counts(p) || p.Priority >= cutoff:
 		case inGroup:
 			groups[p.Group] = append(groups[p.Group], p)
 		default:
-			add([]*allocatedPod{p})
+			add(p)
 		}
 	}
 	for key, pods := range groups {
+		surplus := map[gpu.PodUID]bool{}
+		for _, uid := range s.options.Groups.Surplus(key) {
+			surplus[uid] = true
+		}
+		for _, p := range pods {
+			if surplus[p.UID] {
+				add(p)
+			}
+		}
 		if !spared[key] && (len(pods) > 1 || !surplus[pods[0].UID]) {
-			add(pods)
+			add(pods...)
 		}
 	}
 	return candidates
 }
 
-// surplus returns the bound members of groups that are candidates by themselves.
-func (s *Search) surplus() map[gpu.PodUID]bool {
-	surplus, asked := map[gpu.PodUID]bool{}, map[gang.Key]bool{}
-	for _, p := range s.allocated {
-		if p.Node == "" || p.Group == (gang.Key{}) || asked[p.Group] {
-			continue
-		}
-		asked[p.Group] = true
-		for _, uid := range s.groups.Surplus(p.Group) {
-			surplus[uid] = true
-		}
-	}
-	return surplus
+// counts reports whether the pod is bound and counts for a tenant. One that leaves soon, because it is being deleted or is about to be, counts as gone.
+func (s *Search) counts(p *allocatedPod) bool {
+	return p.Node != "" && p.counted > 0 && !p.LeavesSoon() && !s.options.Evicting(p.UID)
 }
 
 // victims returns the candidates whose eviction leaves their tenants their share, the newest first.
@@ -73,23 +67,16 @@ func victims(tenants map[string]reclaim.Tenant, candidates []reclaim.Victim) []r
 	return victims
 }
 
-// excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted. Pods that are being deleted
-// count as gone.
+// excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted.
 func (s *Search) excess() map[string]reclaim.Tenant {
-	out := map[string]reclaim.Tenant{}
-	for _, t := range s.tenants {
-		out[t.Name] = reclaim.Tenant{Share: t.Share, Allocated: t.Allocated}
-	}
-	running := map[string]gpu.Memory{}
+	running, out := map[string]gpu.Memory{}, map[string]reclaim.Tenant{}
 	for _, p := range s.allocated {
-		if p.Node != "" && !s.leaves(p) && p.counted > 0 {
+		if s.counts(p) {
 			running[p.countedFor] = running[p.countedFor].Add(p.counted)
 		}
 	}
-	for name, amount := range running {
-		t := out[name]
-		t.Excess = amount.Sub(t.Share)
-		out[name] = t
+	for _, t := range s.tenants {
+		out[t.Name] = reclaim.Tenant{Share: t.Share, Allocated: t.Allocated, Excess: running[t.Name].Sub(t.Share)}
 	}
 	return out
 }

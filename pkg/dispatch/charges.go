@@ -16,20 +16,18 @@ type grant struct {
 	// charged counts the unit's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
-	// madeRoom is the kind of the unit if its places were held by reclaim, until it is known whether it is bound.
-	madeRoom pauseKey
 }
 
 // charged reports whether the pod was granted and isn't bound yet.
 func (p *pod) charged() bool { return !p.expires.IsZero() }
 
 // grantUnit makes the grant of a unit that the caller has charged to its tenant. The places are in the order of its pods.
-func (m *Manager) grantUnit(u *unit, places []ledger.ChosenNode, now time.Time) {
+func (m *Manager) grantUnit(u *unit, places []ledger.ChosenNode) {
 	m.removeUnit(u)
-	g := &grant{profile: u.profile(), at: now, charged: len(u.pods)}
+	g := &grant{profile: u.profile, at: m.now, charged: len(u.pods)}
 	m.Failures.Placed(g.profile)
 	for i, p := range u.pods {
-		p.grant, p.expires = g, now.Add(m.Patience)
+		p.grant, p.expires = g, m.now.Add(m.Patience)
 		if !places[i].Existing {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
@@ -38,27 +36,23 @@ func (m *Manager) grantUnit(u *unit, places []ledger.ChosenNode, now time.Time) 
 		m.charged[p.UID] = p
 		m.updateAllocated(p)
 		m.updateAdmitted(p)
-		if p.Gated && p.gate != gateOpened {
-			m.gated[p.UID] = p
-		} else {
-			m.effects.Requeue = true
-		}
-		m.Observer.PodGranted(max(now.Sub(p.Created), 0)) // The API server's clock can be ahead.
+		m.refreshGate(p)
+		m.effects.Requeue = m.effects.Requeue || m.gated[p.UID] == nil
+		m.Observer.PodGranted(max(m.now.Sub(p.Created), 0)) // The API server's clock can be ahead.
 	}
 }
 
 // expire ends the charges of pods that were not bound in time.
-func (m *Manager) expire(now time.Time) {
+func (m *Manager) expire() {
 	for _, p := range m.charged {
-		if now.Before(p.expires) {
+		if m.now.Before(p.expires) {
 			continue
 		}
 		unused := m.GiveUpPlace(p.UID)
 		if _, _, allocated := m.Ledger.Lookup(p.UID); allocated { // A bind is in flight, or the plan of a group has the place.
-			p.expires = now.Add(queue.Retry)
+			p.expires = m.now.Add(queue.Retry)
 			continue
 		}
-		m.reclaims.recordWaste(p.grant, now)
 		m.endCharge(p, unused || p.Group == (gang.Key{})) // If the plan of a group had the place, package gang reports failures.
 		m.Observer.ChargeExpired()
 		m.refresh(p)

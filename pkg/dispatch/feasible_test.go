@@ -53,7 +53,7 @@ func TestNeverFitsExpires(t *testing.T) {
 	f.tick(0)
 	want(t, "the share while no node has the CPU", 0, f.share("bob"))
 	f.tooLarge = nil
-	f.tick(feasibleFor)
+	f.tick(infeasibleFor)
 	want(t, "the share afterwards", 2, f.share("bob"))
 }
 

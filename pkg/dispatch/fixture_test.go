@@ -60,13 +60,13 @@ type fixture struct {
 // newFixture returns a fixture with nodes n0, n1 … of one card each, and the tenants alice and bob. change, which can be nil,
 // changes the options.
 func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixture {
-	exempt := NewTurnRules(1000)
+	rules := NewTurnRules(1000)
 	f := &fixture{
 		t: t, now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
 	}
 	f.ledger = ledger.NewWithResources(fake.Resources(func(q ledger.ResourceQuery) bool {
 		return !slices.ContainsFunc(q.Pods, func(uid gpu.PodUID) bool { return slices.Contains(f.tooLarge, uid) })
-	}), exempt)
+	}), rules)
 	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
@@ -79,7 +79,7 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 		},
 		Nodes:     nodesOf(func(unique.Handle[string]) []string { return nodes }),
 		Failures:  &queue.Failures{},
-		TurnRules: exempt, Patience: patience, MayEvict: func() bool { return true },
+		TurnRules: rules, Patience: patience, MayEvict: func() bool { return true },
 		Evicting: func(uid gpu.PodUID) bool { return f.evicting[uid] }, Observer: f,
 	}
 	if change != nil {
@@ -237,7 +237,7 @@ func (f *fixture) tick(pass time.Duration) {
 		f.reclaimFor(effects.Reclaim)
 	}
 	for _, opened := range effects.Open {
-		f.GateOpened(opened.UID, !f.gatesFail, f.now)
+		f.GateOpened(opened.UID, !f.gatesFail)
 		if p, exists := f.pods[string(opened.UID)]; exists && !f.gatesFail {
 			f.granted = append(f.granted, opened.String())
 			open(&p)
@@ -313,7 +313,7 @@ func (f *fixture) reclaimFor(search *Search) {
 		f.meanwhile()
 	}
 	plan, ok := reclaim.Choose(need, f.cluster())
-	made := ok && f.Hold(search.Attempt, plan, f.now) && !f.evictionsFail
+	made := ok && f.Hold(search, plan) && !f.evictionsFail
 	if made && f.planned != nil {
 		f.planned(plan)
 	}
@@ -340,7 +340,7 @@ func (f *fixture) reclaimFor(search *Search) {
 	if made {
 		until = f.now.Add(roundLasts)
 	}
-	f.Reclaimed(search.Attempt, until, f.now)
+	f.Reclaimed(search, until)
 }
 
 // running returns what the bound pods of each tenant have that are not being deleted.

@@ -35,14 +35,14 @@ func (m *Manager) refreshGate(p *pod) {
 }
 
 // openGates requests the writes that open the gates of granted pods, of those for an autoscaler, and of pods that need no turn.
-func (m *Manager) openGates(now time.Time) {
+func (m *Manager) openGates() {
 	var due []*pod
 	inFlight := 0
 	for _, p := range m.gated {
 		switch {
 		case p.gate == gateOpening:
 			inFlight++
-		case !now.Before(p.gateRetry):
+		case !m.now.Before(p.gateRetry):
 			due = append(due, p)
 		}
 	}
@@ -57,7 +57,7 @@ func (m *Manager) openGates(now time.Time) {
 }
 
 // GateOpened records whether the gate of a pod was opened. If not, openGates tries it again while the pod is granted or needs no turn.
-func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
+func (m *Manager) GateOpened(uid gpu.PodUID, opened bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.pods[uid]
@@ -68,6 +68,6 @@ func (m *Manager) GateOpened(uid gpu.PodUID, opened bool, now time.Time) {
 		p.gate, p.gateRetry = gateOpened, time.Time{}
 		delete(m.gated, uid)
 	} else {
-		p.gate, p.gateRetry = gateClosed, now.Add(queue.Retry)
+		p.gate, p.gateRetry = gateClosed, m.now.Add(queue.Retry)
 	}
 }

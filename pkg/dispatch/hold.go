@@ -13,12 +13,10 @@ import (
 
 // hold keeps the places of a unit until its victims are gone.
 type hold struct {
-	pauseKey
+	tenantKind
 	// item is the ID of the unit.
-	item string
-	// attempt is the number of the attempt that made the hold.
-	attempt uint64
-	state   holdState
+	item  string
+	state holdState
 	// ends is when the hold ends. It isn't known while the evictions are made.
 	ends time.Time
 	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
@@ -45,46 +43,45 @@ const (
 	freed
 )
 
-// Hold holds the places of a plan for an attempt, before anything is evicted. It must be called once for an attempt, and reports whether the plan is
+// Hold holds the places of a plan for a search, before anything is evicted. It must be called once for a search, and reports whether the plan is
 // still right: the units still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
 // tenants are above their share, and their groups have the same members. It checks the victims without the Manager's lock.
-func (m *Manager) Hold(attempt uint64, plan reclaim.Plan, now time.Time) bool {
-	search := m.searchAgain(attempt, now)
-	m.setShares(search.standings)
-	return m.addHolds(search, plan, search.evictable(plan))
+func (m *Manager) Hold(s *Search, plan reclaim.Plan) bool {
+	present := m.searchAgain(s)
+	m.setShares(present.standings)
+	return m.addHolds(present, plan, present.evictable(plan))
 }
 
-// searchAgain returns a search of an attempt in the present state.
-func (m *Manager) searchAgain(attempt uint64, now time.Time) *Search {
+// searchAgain returns a search of the same attempt in the present state.
+func (m *Manager) searchAgain(s *Search) *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.search(attempt, m.takeStandings(), now)
+	return m.search(s.attempt, m.takeStandings())
 }
 
 // addHolds holds the places of a plan if its victims are evictable and its units still wait.
-func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bool {
+func (m *Manager) addHolds(present *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.reclaims.attempt
 	switch {
-	case a == nil || a.number != search.Attempt: // The term has ended.
+	case a != present.attempt: // The term has ended.
 		return false
 	case !evictable:
 		a.outdated = true
 		return false
 	}
-	holds, wrong := m.newHolds(search, plan)
-	if wrong != nil {
-		a.kinds, a.outdated = []pauseKey{{tenant: wrong.Tenant}}, true // Other tenants need no pause.
+	holds, wrong := m.newHolds(present, plan)
+	if wrong != "" {
+		a.kinds, a.outdated = []tenantKind{{tenant: wrong}}, true // Other tenants need no pause.
 		return false
 	}
 	for _, kind := range a.kinds {
-		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.pauseKey == kind }) {
-			m.reclaims.pause(kind, true, search.now)
+		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.tenantKind == kind }) {
+			m.reclaims.pause(kind, true, m.now)
 		}
 	}
 	for _, h := range holds {
-		h.attempt = a.number
 		m.reclaims.holds[h.item] = h
 		m.Ledger.AddReservation(h.item, h.reservation)
 		m.queue.Charge(h.tenant, h.memory)
@@ -92,19 +89,18 @@ func (m *Manager) addHolds(search *Search, plan reclaim.Plan, evictable bool) bo
 	return true
 }
 
-// newHolds returns the holds for the units of a plan. wrong is the first unit that no longer waits with the same pods and requests; nil if there is
-// none.
-func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wrong *reclaim.Served) {
+// newHolds returns the holds for the units of a plan. wrong is the tenant of the first unit that no longer waits with the same pods and requests; empty
+// if there is none.
+func (m *Manager) newHolds(present *Search, plan reclaim.Plan) (holds []*hold, wrong string) {
 	eligible := map[*unit]bool{}
-	for _, s := range m.starving(search.standings, search.now) {
+	for _, s := range m.starving(present.standings) {
 		for _, u := range s.units {
 			eligible[u] = true
 		}
 	}
-	for i := range plan.Served {
-		s := &plan.Served[i]
+	for _, s := range plan.Served {
 		h := &hold{
-			pauseKey: pauseKey{tenant: s.Tenant}, item: s.Item,
+			tenantKind: tenantKind{tenant: s.Tenant}, item: s.Item,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
@@ -112,13 +108,13 @@ func (m *Manager) newHolds(search *Search, plan reclaim.Plan) (holds []*hold, wr
 			h.memory = h.memory.Add(place.On.Total())
 		}
 		u := m.unitOf(h)
-		if u == nil || !eligible[u] || m.hasHold(u) || !m.unchanged(s) {
-			return nil, s
+		if u == nil || !eligible[u] || !m.mayUsePlaces(h) {
+			return nil, s.Tenant
 		}
-		h.pauseKey = u.pauseKey()
+		h.tenantKind = u.tenantKind()
 		holds = append(holds, h)
 	}
-	return holds, nil
+	return holds, ""
 }
 
 // evictable reports whether the victims of a plan may still be evicted.
@@ -145,23 +141,20 @@ func (s *Search) evictable(plan reclaim.Plan) bool {
 // pod, which has no effect.
 func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 
-// unchanged reports whether the pods still have the same requests, and can still use the nodes of their places.
-func (m *Manager) unchanged(s *reclaim.Served) bool {
-	for i, served := range s.Pods {
-		p := m.pods[served.UID]
-		if !m.mayUse(p, s.Places[i].Node) || p.Pod.Pod != served.Pod {
-			return false
-		}
-	}
-	return true
+// mayUsePlaces reports whether the pods can still use the nodes of their places.
+func (m *Manager) mayUsePlaces(h *hold) bool {
+	return !slices.ContainsFunc(h.reservation.Places, func(place ledger.Place) bool {
+		return len(m.Nodes.Among(m.pods[place.Pod.UID].Constraints, []string{place.Node})) == 0
+	})
 }
 
-// unitOf returns the unit for which the places are held, if it still waits, has the same pods, and belongs to the same tenant; else nil.
+// unitOf returns the unit for which the places are held, if it still waits, has the same pods with the same requests, and belongs to the same tenant;
+// else nil.
 func (m *Manager) unitOf(h *hold) *unit {
 	u := m.units[h.item]
 	other := func(place ledger.Place) bool {
 		p := m.pods[place.Pod.UID]
-		return p == nil || p.unit != u
+		return p == nil || p.unit != u || p.Pod.Pod != place.Pod
 	}
 	if u == nil || len(u.pods) != len(h.reservation.Places) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Places, other) {
 		return nil
@@ -169,31 +162,29 @@ func (m *Manager) unitOf(h *hold) *unit {
 	return u
 }
 
-// grantHeld grants the units for which there is room now at their held places.
-func (m *Manager) grantHeld(now time.Time) {
-	m.endHolds(func(h *hold) bool { return h.state != making && m.grantHold(h, now) })
+// grantHeld grants the units for which there is room now at their held places, and ends the holds for units that don't wait any more.
+func (m *Manager) grantHeld() {
+	m.endHolds(func(h *hold) bool {
+		u := m.unitOf(h)
+		return h.state != making && (u == nil || m.grantHold(h, u))
+	})
 }
 
 // grantHold grants a unit at its held places, if there is room.
-func (m *Manager) grantHold(h *hold, now time.Time) (granted bool) {
-	u := m.unitOf(h)
-	if u == nil {
+func (m *Manager) grantHold(h *hold, u *unit) (granted bool) {
+	if !m.mayUsePlaces(h) {
 		return false
 	}
 	requests := make([]ledger.Request, len(h.reservation.Places)) // In the order of the unit's pods.
 	for i, place := range h.reservation.Places {
-		if !m.mayUse(m.pods[place.Pod.UID], place.Node) {
-			return false
-		}
 		requests[i] = ledger.Request{Pod: place.Pod, Nodes: []string{place.Node}}
 	}
-	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, now)
+	places, _ := m.Ledger.ReserveAll(requests, nil, m.View, m.now)
 	if places == nil {
 		return false
 	}
 	m.queue.Charge(u.item.Tenant, u.item.Memory)
-	m.grantUnit(u, places, now)
-	u.pods[0].grant.madeRoom = h.pauseKey
+	m.grantUnit(u, places)
 	return true
 }
 
@@ -212,32 +203,19 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// updateHolds notes which holds have no running victims any more. It ends the holds for units that don't wait any more, whose victims don't end in
-// time, or that still had no room some time after the victims had ended.
-func (m *Manager) updateHolds(now time.Time) {
+// updateHolds notes which holds have no running victims any more. It ends the holds whose victims don't end in time, or whose units still had no room
+// some time after the victims had ended.
+func (m *Manager) updateHolds() {
 	m.endHolds(func(h *hold) bool {
-		if h.state == making {
+		if h.state == waiting && !slices.ContainsFunc(h.reservation.Victims, m.runs) {
+			h.state, h.ends = freed, m.now.Add(queue.Arrival)
+		}
+		if h.state == making || m.now.Before(h.ends) {
 			return false
 		}
-		if !m.changed && m.unitOf(h) == nil { // After a change, the next round makes the units of groups again.
-			return true
-		}
-		if h.state == waiting && !slices.ContainsFunc(h.reservation.Victims, m.runs) {
-			h.state, h.ends = freed, now.Add(queue.Arrival)
-		}
-		failed := !now.Before(h.ends)
-		if failed {
-			m.reclaims.pause(h.pauseKey, true, now)
-			m.Observer.ReclaimFailed()
-		}
-		return failed
-	})
-}
-
-// dropHold ends the hold for the unit of the pod, if there is one.
-func (m *Manager) dropHold(uid gpu.PodUID) {
-	m.endHolds(func(h *hold) bool {
-		return slices.ContainsFunc(h.reservation.Places, func(place ledger.Place) bool { return place.Pod.UID == uid })
+		m.reclaims.pause(h.tenantKind, true, m.now)
+		m.Observer.ReclaimFailed()
+		return true
 	})
 }
 

@@ -15,9 +15,8 @@ const keptFor = 10 * time.Second
 // than this one. Without it, a tenant whose pods run for minutes would lose its share to others, pod by pod, and need evictions to get it back.
 type kept struct {
 	tenant string
-	// Pod is the pod that has ended, with a UID of its own, and node where its memory is. It has an allocation and a charge until then.
+	// Pod is the pod that has ended, with a UID of its own. It has an allocation and a charge until then.
 	*Pod
-	node  string
 	until time.Time
 }
 
@@ -25,20 +24,20 @@ type kept struct {
 func (m *Manager) noteEnd(p *pod, tenant string) {
 	ended := *p.Pod
 	ended.UID = "kept-" + p.UID
-	m.ended = append(m.ended, &kept{tenant, &ended, p.Node, m.now.Add(keptFor)})
+	m.ended = append(m.ended, &kept{tenant, &ended, m.now.Add(keptFor)})
 }
 
-// keepEnded keeps the memory of the pods that have ended since the latest round.
-func (m *Manager) keepEnded(now time.Time) {
+// keepEnded keeps the memory of the pods that have ended since the latest round, if something waits that doesn't pause.
+func (m *Manager) keepEnded() {
 	if len(m.ended) == 0 {
 		return
 	}
 	others := false
 	for _, u := range m.units {
-		others = others || !u.paused
+		others = others || u.pause == 0
 	}
 	for _, k := range m.ended {
-		if others && now.Before(k.until) && m.reserveKept(k, now) {
+		if others && m.now.Before(k.until) && m.reserveKept(k) {
 			m.queue.Charge(k.tenant, k.Request)
 			m.kept = append(m.kept, k)
 		}
@@ -47,8 +46,8 @@ func (m *Manager) keepEnded(now time.Time) {
 }
 
 // reserveKept makes the ledger keep the memory, if it is free.
-func (m *Manager) reserveKept(k *kept, now time.Time) bool {
-	places, _ := m.Ledger.ReserveAll([]ledger.Request{{Pod: k.Pod.Pod, Nodes: []string{k.node}}}, nil, m.View, now)
+func (m *Manager) reserveKept(k *kept) bool {
+	places, _ := m.Ledger.ReserveAll([]ledger.Request{{Pod: k.Pod.Pod, Nodes: []string{k.Node}}}, nil, m.View, m.now)
 	if places != nil {
 		m.Ledger.Own(ledger.Granted, k.UID, time.Time{})
 	}
@@ -56,9 +55,9 @@ func (m *Manager) reserveKept(k *kept, now time.Time) bool {
 }
 
 // endKept ends what was kept for long enough, isn't there any more, or can't be used by the tenant's next pod.
-func (m *Manager) endKept(now time.Time) {
+func (m *Manager) endKept() {
 	m.kept = slices.DeleteFunc(m.kept, func(k *kept) bool {
-		if _, _, allocated := m.Ledger.Lookup(k.UID); allocated && now.Before(k.until) {
+		if _, _, allocated := m.Ledger.Lookup(k.UID); allocated && m.now.Before(k.until) {
 			return false
 		}
 		m.GiveUpPlace(k.UID)
@@ -71,48 +70,36 @@ func (m *Manager) endKept(now time.Time) {
 // takeKept reserves places for the pods of a unit that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
 // of tenants that would not have less than its own.
 func (r *round) takeKept(u *unit) (places []ledger.ChosenNode) {
-	own := r.tenant(u.item.Tenant)
+	name, own := u.item.Tenant, r.tenant(u.item.Tenant)
 	if len(r.m.kept) == 0 || own.triedKept[u.kind] || own.effort >= r.tenantEffort {
 		return nil
 	}
-	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == u.item.Tenant })
+	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == name })
 	if places != nil {
 		return places
 	}
-	r.m.nextCame(u.item.Tenant, true, r.now)
-	places = r.takeKeptWhere(u, func(k *kept) bool {
-		return k.tenant != u.item.Tenant && !r.m.queue.Reaches(u.item.Tenant, u.item.Memory, k.tenant)
-	})
-	if places == nil {
-		if own.triedKept == nil {
-			own.triedKept = map[*kind]bool{}
-		}
-		own.triedKept[u.kind] = true
-	}
+	r.m.nextCame(name, true)
+	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant != name && !r.m.queue.Reaches(name, u.item.Memory, k.tenant) })
+	own.triedKept[u.kind] = places == nil
 	return places
 }
 
 // takeKeptWhere reserves places for the pods of a unit with the kept memory that the unit may take.
 func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.ChosenNode {
-	var usable []*kept
 	var uids []gpu.PodUID
 	var nodes []string
 	for _, k := range r.m.kept {
 		if mayTake(k) {
-			usable, uids, nodes = append(usable, k), append(uids, k.UID), append(nodes, k.node)
+			uids, nodes = append(uids, k.UID), append(nodes, k.Node)
 		}
 	}
 	slices.Sort(nodes)
-	requests := r.m.requestsOn(u, slices.Compact(nodes))
-	if requests == nil {
-		return nil
-	}
-	places, _ := r.m.Ledger.ReserveAll(requests, [][]gpu.PodUID{uids}, r.view(), r.now)
+	places := r.reserve(r.m.requestsOn(u, slices.Compact(nodes)), uids)
 	if places == nil {
 		return nil
 	}
 	r.m.kept = slices.DeleteFunc(r.m.kept, func(k *kept) bool {
-		if !slices.Contains(usable, k) || r.m.reserveKept(k, r.now) {
+		if !slices.Contains(uids, k.UID) || r.m.reserveKept(k) {
 			return false
 		}
 		r.taken = append(r.taken, k) // Its charge ends after the present unit was granted.
@@ -122,10 +109,10 @@ func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Chosen
 }
 
 // nextCame ends what is kept for a tenant's next pod, which has come: all of it if the pod found no room, else the oldest.
-func (m *Manager) nextCame(tenant string, all bool, now time.Time) {
+func (m *Manager) nextCame(tenant string, all bool) {
 	for _, k := range m.kept {
-		if k.tenant == tenant && now.Before(k.until) {
-			k.until = now
+		if k.tenant == tenant && m.now.Before(k.until) {
+			k.until = m.now
 			if !all {
 				return
 			}

@@ -1,24 +1,28 @@
 package dispatch
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"strings"
+	"time"
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
+
+// infeasibleFor is after how long a kind that no empty node could hold is tried again. A change of a node ends that earlier, but what pods without GPU
+// memory leave doesn't.
+const infeasibleFor = time.Minute
 
 // kind is shared by units that fit the same free resources: if one of them has no room, none has.
 type kind struct {
 	kindKey
 	*family
-	// obstacle is why there was no room at the latest attempt: ObstacleNoRoom or ObstacleNeverFits. If it is ObstacleUntried, the next attempt tries
-	// all nodes. Otherwise the next attempt tries only nodes on which resources were freed since.
+	// obstacle is why there was no room at the latest attempt on all nodes: ObstacleNoRoom or ObstacleNeverFits; ObstacleUntried if there was none.
 	obstacle reasons.Obstacle
-	// feasible is the result of everFits; nil if it isn't known.
-	feasible *bool
+	// retryAt is when all nodes are tried again. Until then only those on which resources are freed.
+	retryAt time.Time
 	// units counts the units of this kind.
 	units int
 	// shapeKey is queue.Profile.ShapeKey.
@@ -30,10 +34,6 @@ type kindKey struct {
 	text unique.Handle[string]
 	// memory is what a pod requests of each card.
 	memory gpu.Memory
-}
-
-func (k kindKey) compare(other kindKey) int {
-	return cmp.Or(strings.Compare(text(k.text), text(other.text)), cmp.Compare(k.memory, other.memory))
 }
 
 // family is shared by kinds that differ only in the amount of memory: if there is no room for one of them, there is none for the kinds
@@ -56,6 +56,20 @@ func (k *kind) fail(round uint64) {
 	}
 }
 
+// isDue reports whether all nodes are to be tried.
+func (k *kind) isDue(now time.Time) bool { return !now.Before(k.retryAt) }
+
+// failEverywhere records that no node has room. fits reports whether one would have if no pod had GPU memory. The times of the next attempts are spread:
+// together they would take long.
+func (k *kind) failEverywhere(fits bool, now time.Time) {
+	interval := queue.Retry
+	k.obstacle = reasons.ObstacleNoRoom
+	if !fits {
+		k.obstacle, interval = reasons.ObstacleNeverFits, infeasibleFor
+	}
+	k.retryAt = now.Add(interval - interval/2*time.Duration(k.shapeKey[0])/256)
+}
+
 // kinds are the kinds of the units that wait, by the text of their keys.
 type kinds map[unique.Handle[string]]*family
 
@@ -72,25 +86,25 @@ func (k kinds) kindOf(pods []*pod) *kind {
 		}
 		key = kindKey{text: unique.Make(all.String())}
 	}
-	like := k[key.text]
-	if like == nil {
-		like = &family{kinds: map[gpu.Memory]*kind{}}
-		k[key.text] = like
+	own := k[key.text]
+	if own == nil {
+		own = &family{kinds: map[gpu.Memory]*kind{}}
+		k[key.text] = own
 	}
-	found := like.kinds[key.memory]
+	found := own.kinds[key.memory]
 	if found == nil {
 		sum := sha256.Sum256([]byte(text(key.text) + " " + key.memory.String())) // Of a group it can be long.
-		found = &kind{kindKey: key, family: like, shapeKey: string(sum[:])}
-		like.kinds[key.memory] = found
+		found = &kind{kindKey: key, family: own, shapeKey: string(sum[:])}
+		own.kinds[key.memory] = found
 	}
 	return found
 }
 
-// forgetFeasible drops the results of everFits.
-func (k kinds) forgetFeasible() {
-	for _, like := range k {
-		for _, one := range like.kinds {
-			one.feasible = nil
+// retry makes all kinds due.
+func (k kinds) retry() {
+	for _, family := range k {
+		for _, kind := range family.kinds {
+			kind.retryAt = time.Time{}
 		}
 	}
 }
@@ -101,21 +115,4 @@ func (k kinds) drop(one *kind) {
 	if len(one.kinds) == 0 {
 		delete(k, one.text)
 	}
-}
-
-// tried drops the kinds that have no units left, and returns those that had no room.
-func (k kinds) tried() (tried []*kind) {
-	for key, like := range k {
-		for memory, one := range like.kinds {
-			if one.units == 0 {
-				delete(like.kinds, memory)
-			} else if one.obstacle != reasons.ObstacleUntried {
-				tried = append(tried, one)
-			}
-		}
-		if len(like.kinds) == 0 {
-			delete(k, key)
-		}
-	}
-	return tried
 }

@@ -6,7 +6,6 @@ import (
 	"unique"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // like returns a pod with a family.
@@ -41,11 +40,10 @@ func TestKinds(t *testing.T) {
 	want(t, "groups with the same amounts are of one kind", true, group == kindOf(like("a", 2), like("a", 1)))
 	want(t, "groups with different amounts are of one kind", false, group == kindOf(like("a", 2), like("a", 2)))
 
-	two.obstacle, two.units, four.obstacle = reasons.ObstacleNoRoom, 1, reasons.ObstacleNoRoom
-	if tried := k.tried(); len(tried) != 1 || tried[0] != two {
-		t.Errorf("%d kinds were tried and have units, want one", len(tried))
+	for _, kind := range []*kind{one, two, four, other, group, kindOf(like("a", 2), like("a", 2))} {
+		k.drop(kind)
 	}
-	want(t, "kinds without units are dropped", 1, len(k))
+	want(t, "families of dropped kinds", 0, len(k))
 }
 
 // Finding the nodes for large constraints counts as more effort, but leaves half of a round's to other tenants.

@@ -89,9 +89,8 @@ type Manager struct {
 	admitted sync.Map
 	// freed are the nodes on which resources were freed since the latest Tick.
 	freed freedNodes
-	// nodeChanges counts the changes of nodes. regions are the latest ones; nil if there are none yet.
+	// nodeChanges counts the changes of nodes.
 	nodeChanges atomic.Uint64
-	regions     atomic.Pointer[regions]
 
 	mu      sync.Mutex
 	leading bool
@@ -116,14 +115,13 @@ type Manager struct {
 	queue fairshare.Queue
 	units map[string]*unit
 	kinds kinds
-	// feasibleUntil is when the results of everFits are dropped.
-	feasibleUntil time.Time
 
-	// changed is true if a pod or a tenant changed since the latest round. seenChanges is nodeChanges at the latest Tick.
+	// changed is true if a pod or a tenant changed since the latest round. seenChanges is nodeChanges at the latest Tick, and checked when isCheckDue
+	// was true.
 	changed     bool
 	seenChanges uint64
+	checked     time.Time
 	progress    progress
-	retries     retries
 	// effort counts the attempts of the present round to reserve places.
 	effort int
 	// contested are regions that pods leave to others if they can; nil if they aren't known yet.
@@ -137,7 +135,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
-		units: map[string]*unit{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(0),
+		units: map[string]*unit{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(),
 	}
 }
 
@@ -173,11 +171,11 @@ func (m *Manager) StopLeading() {
 		return
 	}
 	m.endHolds(func(*hold) bool { return true })
-	m.leading, m.effects, m.now, m.reclaims = false, Effects{}, time.Time{}, newReclaims(m.reclaims.attempts)
+	m.leading, m.effects, m.now, m.checked, m.reclaims = false, Effects{}, time.Time{}, time.Time{}, newReclaims()
 	for _, k := range m.kept {
 		k.until = time.Time{}
 	}
-	m.endKept(m.now)
+	m.endKept()
 	m.ended = nil
 	for _, p := range m.pods {
 		m.withdraw(p)

@@ -207,7 +207,7 @@ func TestOpenGates(t *testing.T) {
 	f.Tick(f.now)
 	want(t, "more while these are in flight", 0, len(f.TakeEffects().Open))
 	for i, pod := range first {
-		f.GateOpened(pod.UID, i > 0, f.now)
+		f.GateOpened(pod.UID, i > 0)
 	}
 	f.Tick(f.now)
 	want(t, "the rest", 101-MaxOpening, len(f.TakeEffects().Open))
@@ -218,7 +218,7 @@ func TestOpenGates(t *testing.T) {
 		f.now = f.now.Add(queue.Retry)
 		f.Tick(f.now)
 		want(t, "the failed one again", first[:1], f.TakeEffects().Open)
-		f.GateOpened(first[0].UID, false, f.now)
+		f.GateOpened(first[0].UID, false)
 	}
 }
 

@@ -29,28 +29,48 @@ func ParseNamespace(name string, labels, annotations map[string]string, label st
 		ns.Tenant = labels[label]
 	}
 	var problems []string
-	parse := func(key string, set func(text string) error) {
+	read := func(key string, set func(text string) error) {
 		if text, given := annotations[key]; given {
 			if err := set(text); err != nil {
 				problems = append(problems, fmt.Sprintf("annotation %s: %v", key, err))
 			}
 		}
 	}
-	parse(protocol.AnnotationFairShareWeight, func(text string) error {
+	read(protocol.AnnotationFairShareWeight, func(text string) error {
 		weight, err := fairshare.ParseWeight(text)
 		ns.Weight = cmp.Or(weight, ns.Weight)
 		return err
 	})
-	parse(protocol.AnnotationFairShareGuaranteed, func(text string) (err error) {
+	read(protocol.AnnotationFairShareGuaranteed, func(text string) (err error) {
 		ns.Guaranteed, err = fairshare.ParseGuaranteed(text)
 		return err
 	})
 	if value, given := labels[protocol.LabelFairShare]; given && !ns.Exempt {
 		problems = append(problems, fmt.Sprintf("label %s: %q is not %q", protocol.LabelFairShare, value, protocol.FairShareOff))
 	}
-	problems = append(problems, unread("annotation", annotations, annotationKeys, "label", labelKeys)...)
-	problems = append(problems, unread("label", labels, append([]string{label}, labelKeys...), "annotation", annotationKeys)...)
+	problems = append(problems, unread("annotation", annotations, label)...)
+	problems = append(problems, unread("label", labels, label)...)
 	return ns, protocol.Shorten(strings.Join(problems, "; "))
+}
+
+// unread returns a problem for each of the namespace's keys, which are of that kind, that has the prefix of fair sharing and isn't read: it is misspelt,
+// or it is a label that must be an annotation, or the reverse.
+func unread(kind string, values map[string]string, tenantLabel string) (problems []string) {
+	read := map[string]string{
+		tenantLabel: "label", protocol.LabelFairShare: "label",
+		protocol.AnnotationFairShareWeight: "annotation", protocol.AnnotationFairShareGuaranteed: "annotation",
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if !strings.HasPrefix(key, protocol.LabelFairShare) || read[key] == kind {
+			continue
+		}
+		problem := fmt.Sprintf("nothing reads the %s %s", kind, key)
+		if read[key] != "" {
+			problem += ": it must be set as " + read[key]
+		}
+		problems = append(problems, problem)
+	}
+	return problems
 }
 
 // SetNamespace adds or updates a namespace.
@@ -104,26 +124,4 @@ func (m *Manager) setTerms(tenant string) {
 	if m.queue.SetTerms(tenant, terms); !found {
 		m.queue.Forget(tenant)
 	}
-}
-
-// labelKeys and annotationKeys are what ParseNamespace reads.
-var (
-	labelKeys      = []string{protocol.LabelFairShare}
-	annotationKeys = []string{protocol.AnnotationFairShareWeight, protocol.AnnotationFairShareGuaranteed}
-)
-
-// unread returns a problem for each key that has the prefix of fair sharing and isn't in keys: it is misspelt, or it is a label that must be
-// an annotation, or the reverse.
-func unread(kind string, values map[string]string, keys []string, otherKind string, otherKeys []string) (problems []string) {
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if !strings.HasPrefix(key, protocol.LabelFairShare) || slices.Contains(keys, key) {
-			continue
-		}
-		problem := fmt.Sprintf("nothing reads the %s %s", kind, key)
-		if slices.Contains(otherKeys, key) {
-			problem += ": it must be set as " + otherKind
-		}
-		problems = append(problems, problem)
-	}
-	return problems
 }

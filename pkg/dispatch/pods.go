@@ -83,11 +83,7 @@ func (m *Manager) SetPod(next Pod) {
 	ran := p.Node != ""
 	p.Pod = &next
 	if asksElse || !p.awaitsBind() {
-		m.dropHold(p.UID)
 		m.endCharge(p, p.Node == "" && !p.awaitsBind()) // A change by its user is no failure.
-	}
-	if p.Node != "" && p.grant != nil {
-		m.reclaims.recordArrival(p.grant)
 	}
 	if p.Node != "" && !ran { // Before the first Tick as leader, now is zero.
 		p.started = m.now
@@ -105,7 +101,6 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 		return
 	}
 	m.withdraw(p)
-	m.dropHold(uid)
 	m.endCharge(p, true)
 	tenant := p.countedFor
 	m.count(p, 0)

@@ -17,7 +17,7 @@ const (
 
 // provision opens the gates of units that don't fit, so that an autoscaler sees them: kube-scheduler reports pods without a gate as
 // unschedulable. They still wait for their turn, and have neither a place nor a charge.
-func (m *Manager) provision(now time.Time) {
+func (m *Manager) provision() {
 	if m.Provisioning == 0 {
 		return
 	}
@@ -26,16 +26,16 @@ func (m *Manager) provision(now time.Time) {
 		free := m.Provisioning
 		for _, item := range tenant.Waiting {
 			u := item.Value.(*unit)
-			if now.Sub(u.provisioning) < provisionLife {
+			if m.now.Sub(u.provisioning) < provisionLife {
 				free--
-			} else if len(next) < m.Provisioning && m.needsNode(u, now) {
+			} else if len(next) < m.Provisioning && m.needsNode(u) {
 				next = append(next, u)
 			}
 		}
 		for _, u := range next[:max(0, min(free, len(next)))] {
-			u.provisioning = now
+			u.provisioning = m.now
 			for _, p := range u.pods {
-				p.provisioning = now
+				p.provisioning = m.now
 				m.refreshGate(p)
 			}
 		}
@@ -44,14 +44,10 @@ func (m *Manager) provision(now time.Time) {
 
 // needsNode reports whether no present node has room for the unit, not even an empty one, or none has had any for some time, and an autoscaler
 // can't see all of its pods.
-func (m *Manager) needsNode(u *unit, now time.Time) bool {
-	switch u.obstacle() {
-	case reasons.ObstacleNeverFits:
-	case reasons.ObstacleNoRoom:
-		if now.Sub(u.item.Entered) < provisionAfter || m.hasHold(u) {
-			return false
-		}
-	default:
+func (m *Manager) needsNode(u *unit) bool {
+	obstacle := u.obstacle()
+	late := obstacle == reasons.ObstacleNoRoom && m.now.Sub(u.item.Entered) >= provisionAfter && !m.hasHold(u)
+	if obstacle != reasons.ObstacleNeverFits && !late || u.kind.isDue(m.now) {
 		return false
 	}
 	return slices.ContainsFunc(u.pods, func(p *pod) bool { return p.provisioning.IsZero() && p.Gated })

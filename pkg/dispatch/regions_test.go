@@ -158,21 +158,15 @@ func TestRegions(t *testing.T) {
 	for i := range 2 * maxClasses {
 		constraints = append(constraints, unique.Make(fmt.Sprint(i)))
 	}
-	r := newRegions(constraints, func(c unique.Handle[string]) map[string]struct{} {
+	r := newRegions(constraints, func(c unique.Handle[string]) []string {
 		var pool int
 		_, _ = fmt.Sscan(c.Value(), &pool)
-		set := map[string]struct{}{"n199": {}}
-		for i := range 200 {
-			if i/2 == pool {
-				set[fmt.Sprint("n", i)] = struct{}{}
-			}
-		}
-		return set
+		return []string{"n199", fmt.Sprint("n", 2*pool), fmt.Sprint("n", 2*pool+1)}
 	}, memory)
 	want(t, "classes", 1+maxClasses, len(r.Classes))
 	want(t, "regions: one for each class, that of the last node, and the others", maxClasses+2, len(r.Sizes))
 	want(t, "one that is distinguished", 3, int(r.Sizes[r.Classes[1][0]]+r.Sizes[r.Classes[1][1]]))
-	want(t, "one that isn't", allNodes, r.classes[constraints[maxClasses]])
+	want(t, "one that isn't distinguished", allNodes, r.classes[constraints[maxClasses]])
 }
 
 // Pods that can use more nodes leave those to others that wait for them, as long as there is room elsewhere.

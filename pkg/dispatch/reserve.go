@@ -1,39 +1,56 @@
 package dispatch
 
 import (
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
+
+// nodesPerEffort is how many empty nodes are tried with as much effort as one attempt to reserve places takes, see maxEffort.
+const nodesPerEffort = 32
 
 // try reserves places for the pods of a unit. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
 func (r *round) try(u *unit, awaits bool) (places []ledger.ChosenNode) {
-	if awaits || !u.kind.hasNoRoom(r.m.progress.rounds) {
-		places = r.reserve(u)
+	number, due := r.m.progress.rounds, u.kind.isDue(r.m.now)
+	tries := awaits || !u.kind.hasNoRoom(number)
+	var requests []ledger.Request
+	switch {
+	case due:
+		requests = r.m.requests(u)
+	case tries: // Since the latest attempt, only these nodes can have got room.
+		requests = r.m.requestsOn(u, r.freed)
+	}
+	if tries {
+		places = r.reserve(requests)
 	}
 	if places != nil {
 		return places
 	}
-	u.kind.fail(r.m.progress.rounds)
-	if u.kind.obstacle == reasons.ObstacleUntried {
-		u.kind.obstacle = reasons.ObstacleNoRoom
-		if !r.m.everFits(u) {
-			u.kind.obstacle = reasons.ObstacleNeverFits
-		}
+	u.kind.fail(number)
+	if due {
+		u.kind.failEverywhere(r.m.everFit(requests), r.m.now)
 	}
 	return nil
 }
 
-// reserve reserves places for the pods of a unit on all nodes, or on those on which something was freed if the unit had no room before.
-// It returns nil if they don't fit now.
-func (r *round) reserve(u *unit) (places []ledger.ChosenNode) {
-	var requests []ledger.Request
-	if u.kind.obstacle == reasons.ObstacleUntried {
-		requests = r.m.requests(u)
-	} else if requests = r.m.requestsOn(u, r.freed); requests == nil {
+// reserve reserves places for the requests, if there are any. It returns nil if not all of them fit.
+func (r *round) reserve(requests []ledger.Request, yielding ...[]gpu.PodUID) []ledger.ChosenNode {
+	if len(requests) == 0 {
 		return nil
 	}
-	places, _ = r.m.Ledger.ReserveAll(requests, nil, r.view(), r.now)
+	view := r.m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
+	view.TentativeAt, view.Unseen = r.m.now, r.unseen
+	places, _ := r.m.Ledger.ReserveAll(requests, yielding, view, r.m.now)
 	return places
+}
+
+// everFit reports whether the pods would fit if no pod had GPU memory: by the cards, and by the other resources that they request, such as CPU. What
+// wouldn't fit doesn't count for its tenant's demand.
+func (m *Manager) everFit(requests []ledger.Request) bool {
+	fit := m.Ledger.FitsEmpty(requests)
+	if !fit { // Otherwise they have mostly room on the first nodes.
+		m.effort += len(requests[0].Nodes) / nodesPerEffort
+	}
+	return fit
 }
 
 // requests returns what the ledger must place, on all nodes.
@@ -67,12 +84,4 @@ func (m *Manager) requestsOn(u *unit, nodes []string) []ledger.Request {
 		}
 	}
 	return nil
-}
-
-// view returns the view for granted pods. They avoid the tentative placements of other pods, because those pods would be rejected at
-// their binds.
-func (r *round) view() ledger.View {
-	view := r.m.View
-	view.TentativeAt, view.Unseen = r.now, r.unseen
-	return view
 }

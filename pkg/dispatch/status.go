@@ -47,11 +47,12 @@ func (m *Manager) Tenants() []Tenant {
 type standings struct {
 	// tenants are in the order of their turns. They have no Share before setShares.
 	tenants []Tenant
-	// sharing are the same tenants, as their shares depend on them.
-	sharing []fairshare.Tenant
-	// units are the waiting units of each tenant. demanded is the memory that waits, of the units that count for their tenants' demand.
+	// units are the waiting units of each tenant. demanded is the memory that waits, of the units that count for their tenants' demand, and what is
+	// kept for the tenants.
 	units    [][]*unit
 	demanded map[demander]gpu.Memory
+	// held is the memory of the places that are held for each tenant.
+	held map[string]gpu.Memory
 	// allocated are the pods that have memory.
 	allocated []*allocatedPod
 	// regions are those for which setShares has computed the shares.
@@ -67,43 +68,60 @@ type demander struct {
 // takeStandings returns the state of the tenants, without shares.
 func (m *Manager) takeStandings() *standings {
 	out := &standings{
-		tenants: []Tenant{}, demanded: map[demander]gpu.Memory{},
+		tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, held: map[string]gpu.Memory{},
 		allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated)),
 	}
-	before, held := 0, m.heldMemory()
+	for _, h := range m.reclaims.holds {
+		out.held[h.tenant] = out.held[h.tenant].Add(h.memory)
+	}
+	before := 0
 	for _, s := range m.queue.Tenants() {
-		s.Allocated = s.Allocated.Sub(held[s.Name])
-		if s.Allocated == 0 && len(s.Waiting) == 0 {
+		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated.Sub(out.held[s.Name]), Before: before}
+		if t.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
 		}
-		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated, Before: before}
-		for _, k := range m.kept { // It counts as demand, not as allocated.
+		for _, k := range m.kept {
 			if k.tenant == s.Name {
 				t.Allocated = t.Allocated.Sub(k.Request)
-				out.demand(demander{len(out.tenants), k.Constraints}, k.Request)
+				out.demand(k.Constraints, k.Request)
 			}
 		}
 		own := make([]*unit, len(s.Waiting))
-		demand := s.Allocated
 		for i, item := range s.Waiting {
 			own[i] = item.Value.(*unit)
-			if m.countWaiting(&t, own[i]) {
-				demand = demand.Add(item.Memory)
+			obstacle := own[i].obstacle()
+			m.addWaiting(&t, own[i], obstacle)
+			if !obstacle.Infeasible() {
+				out.demandUnit(own[i])
 			}
 		}
-		out.demandOf(own)
 		if t.Waiting > t.Infeasible {
 			before++
 		}
 		out.tenants, out.units = append(out.tenants, t), append(out.units, own)
-		out.sharing = append(out.sharing, fairshare.Tenant{Terms: s.Terms, Name: s.Name, Demand: demand})
 	}
 	return out
 }
 
-// countWaiting counts a unit that waits in its tenant's state, behind those before it. It reports whether the unit counts for the tenant's demand.
-func (m *Manager) countWaiting(t *Tenant, u *unit) bool {
-	obstacle := u.obstacle()
+// demandUnit counts what a unit of the next tenant demands.
+func (s *standings) demandUnit(u *unit) {
+	if !u.mixed {
+		s.demand(u.constraints, u.item.Memory)
+		return
+	}
+	for _, p := range u.pods {
+		s.demand(p.Constraints, p.Request)
+	}
+}
+
+// demand counts what pods of the next tenant with these constraints demand.
+func (s *standings) demand(constraints unique.Handle[string], amount gpu.Memory) {
+	of := demander{len(s.tenants), constraints}
+	s.demanded[of] = s.demanded[of].Add(amount)
+}
+
+// addWaiting counts a unit that waits in its tenant's state, behind those before it. obstacle is the unit's.
+func (m *Manager) addWaiting(t *Tenant, u *unit, obstacle reasons.Obstacle) {
 	if t.Waiting == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
 		t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
 	}
@@ -114,49 +132,14 @@ func (m *Manager) countWaiting(t *Tenant, u *unit) bool {
 	case obstacle == reasons.ObstacleNoRoom:
 		t.PassedOver += len(u.pods)
 	}
-	return !obstacle.Infeasible()
-}
-
-// demandOf adds what the units of the next tenant demand.
-func (s *standings) demandOf(units []*unit) {
-	tenant := len(s.tenants)
-	for _, u := range units {
-		switch {
-		case u.obstacle().Infeasible():
-		case u.mixed:
-			for _, p := range u.pods {
-				s.demand(demander{tenant, p.Constraints}, p.Request)
-			}
-		default:
-			s.demand(demander{tenant, u.constraints}, u.item.Memory)
-		}
-	}
-}
-
-// demand adds an amount that waits.
-func (s *standings) demand(of demander, amount gpu.Memory) {
-	if amount > 0 {
-		s.demanded[of] = s.demanded[of].Add(amount)
-	}
 }
 
 // shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the unit, otherwise obstacle.
 func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
-	if m.hasHold(u) {
-		return reasons.ObstacleMakingRoom
+	if obstacle := u.obstacle(); obstacle != reasons.ObstacleNoRoom || !m.hasHold(u) {
+		return obstacle
 	}
-	return u.obstacle()
-}
-
-// obstacle returns why the unit was not granted in the latest round.
-func (u *unit) obstacle() reasons.Obstacle {
-	switch {
-	case u.paused && u.behindFailed:
-		return reasons.ObstacleBehindFailed
-	case u.paused:
-		return reasons.ObstaclePaused
-	}
-	return u.kind.obstacle
+	return reasons.ObstacleMakingRoom
 }
 
 // Reason returns why the tenant's next pod waits, for users; empty if no pod waits.
@@ -167,10 +150,9 @@ func (t Tenant) Reason() string {
 	return t.Next.String() + ": " + reasons.Turn{Before: t.Before, Obstacle: t.Obstacle}.Brief()
 }
 
-// Turns returns the turns of all pods that wait for one.
+// Turns returns the turns of all pods that wait for one; none if this process isn't the leader.
 func (m *Manager) Turns() map[gpu.PodUID]reasons.Turn {
-	turns := map[gpu.PodUID]reasons.Turn{}
-	s, waiting := m.waitingTurns(turns)
+	turns, waiting, s := m.waitingTurns()
 	if s == nil {
 		return turns
 	}
@@ -189,20 +171,15 @@ type waitingTurn struct {
 	obstacle reasons.Obstacle
 }
 
-// waitingTurns returns the pods that wait for their turn, and sets the turns of those that don't wait for others. It returns nil if this
-// process isn't the leader.
-func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings, waiting []waitingTurn) {
+// waitingTurns returns the pods that wait for their turn, the state of the tenants, and the turns of pods that wait for something else. They are nil if
+// this process isn't the leader.
+func (m *Manager) waitingTurns() (turns map[gpu.PodUID]reasons.Turn, waiting []waitingTurn, s *standings) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
-		return nil, nil
+		return nil, nil, nil
 	}
-	s = m.takeStandings()
-	pods := 0
-	for i := range s.tenants {
-		pods += s.tenants[i].Waiting
-	}
-	waiting = make([]waitingTurn, 0, pods)
+	turns, waiting, s = map[gpu.PodUID]reasons.Turn{}, make([]waitingTurn, 0, len(m.pods)-len(m.allocated)), m.takeStandings()
 	for i, units := range s.units {
 		for _, u := range units {
 			for _, p := range u.pods {
@@ -222,7 +199,7 @@ func (m *Manager) waitingTurns(turns map[gpu.PodUID]reasons.Turn) (s *standings,
 			}
 		}
 	}
-	return s, waiting
+	return turns, waiting, s
 }
 
 // DefaultPriorityCutoff is the default of TurnRules.PriorityCutoff: the priority of the class system-cluster-critical.
@@ -240,7 +217,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	}
 	m.gatherGroups()
 	for _, u := range m.units {
-		if !m.everFits(u) {
+		if !m.everFit(m.requests(u)) {
 			u.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}

@@ -21,21 +21,21 @@ func NewTurnRules(priorityCutoff int32) *TurnRules {
 }
 
 // setExempt records whether a namespace is exempt.
-func (e *TurnRules) setExempt(namespace string, exempt bool) {
+func (r *TurnRules) setExempt(namespace string, exempt bool) {
 	if exempt {
-		e.namespaces.Store(namespace, true)
+		r.namespaces.Store(namespace, true)
 	} else {
-		e.namespaces.Delete(namespace)
+		r.namespaces.Delete(namespace)
 	}
 }
 
 // NeedsTurn reports whether fair sharing decides when the pod may be scheduled. Priorities count within a tenant only, so such a pod waits for room:
 // neither kube-scheduler nor fragmentation eviction evicts others for it, and no group gives way to it.
-func (e *TurnRules) NeedsTurn(p gpu.Pod) bool {
-	if e == nil || p.Request == 0 || p.Priority >= e.PriorityCutoff {
+func (r *TurnRules) NeedsTurn(p gpu.Pod) bool {
+	if r == nil || p.Request == 0 || p.Priority >= r.PriorityCutoff {
 		return false
 	}
-	_, exempt := e.namespaces.Load(p.Namespace)
+	_, exempt := r.namespaces.Load(p.Namespace)
 	return !exempt
 }
 

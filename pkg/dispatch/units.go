@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // unit is what is granted at once: a pod, or the members of a group that must be bound together.
@@ -25,14 +26,10 @@ type unit struct {
 	// takes long.
 	constraints unique.Handle[string]
 	mixed       bool
-	// namespace is the pods' namespace.
-	namespace string
-	// cards is the number of cards that its pods ask for.
-	cards int
-	// shape is queue.Profile.ShapeKey. That of a group comes from package gang, which reports failures of the group too.
-	shape string
-	// paused is true if the latest round passed it over because of failures, behindFailed if these were of others.
-	paused, behindFailed bool
+	// profile is what Failures knows of the unit. Its ShapeKey is that of package gang for a group, because gang reports failures of the group too.
+	profile queue.Profile
+	// pause is ObstaclePaused or ObstacleBehindFailed if the latest round passed the unit over because of failures, else 0.
+	pause reasons.Obstacle
 	// triedIn is the number of the latest round that tried it.
 	triedIn uint64
 	// provisioning is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
@@ -44,13 +41,8 @@ func (u *unit) has(pods []*pod) bool {
 	return len(u.pods) == len(pods) && !slices.ContainsFunc(pods, func(p *pod) bool { return p.unit != u })
 }
 
-// profile returns what Failures knows of the unit.
-func (u *unit) profile() queue.Profile {
-	return queue.Profile{
-		Namespace: u.namespace, ID: u.item.ID, ShapeKey: u.shape, Size: queue.Size{Memory: u.item.Memory, Cards: u.cards},
-		CompletesGroup: u.item.CompletesGroup,
-	}
-}
+// obstacle returns why the unit was not granted in the latest round.
+func (u *unit) obstacle() reasons.Obstacle { return cmp.Or(u.pause, u.kind.obstacle) }
 
 // enlist makes a unit of a waiting pod. If the pod is in a group, it adds the pod to the waiting members; gatherGroups makes their units.
 func (m *Manager) enlist(p *pod) {
@@ -82,53 +74,50 @@ func (m *Manager) leaveGroup(p *pod) {
 	}
 }
 
-func (m *Manager) addUnit(id string, pods []*pod, broken bool) {
-	former := m.units[id]
-	if former != nil {
-		m.removeUnit(former)
-	}
-	first := pods[0]
-	u := &unit{
-		pods: pods, constraints: first.Constraints, namespace: first.Namespace, provisioning: first.provisioning,
-		item: fairshare.Item{
-			Item:   ledger.Item{ID: id, CompletesGroup: broken, Priority: first.Priority, Entered: first.Created},
-			Tenant: m.namespaces[first.Namespace].Tenant,
-		},
-	}
-	if former != nil {
-		u.triedIn = former.triedIn
-	}
+// addUnit makes a unit of the pods, in place of the one with the same ID. broken is true if it completes a broken group.
+func (m *Manager) addUnit(id string, pods []*pod, broken bool) *unit {
 	slices.SortFunc(pods, func(a, b *pod) int {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.RoomKey), text(b.RoomKey)), cmp.Compare(a.UID, b.UID))
 	})
+	first := pods[0]
+	u := &unit{kind: m.kinds.kindOf(pods), pods: pods, constraints: first.Constraints, provisioning: first.provisioning}
+	u.kind.units++
+	if former := m.units[id]; former != nil {
+		u.triedIn = former.triedIn
+		m.removeUnit(former)
+	}
+	item := ledger.Item{ID: id, CompletesGroup: broken, Priority: first.Priority, Entered: first.Created}
 	var failedAt time.Time
+	var size queue.Size
 	for _, p := range pods {
 		if p.unit != nil { // A member of a group that started meanwhile is placed alone, for example.
 			m.removeUnit(p.unit)
 		}
 		p.unit = u
 		u.mixed = u.mixed || p.Constraints != u.constraints
-		u.item.Memory = u.item.Memory.Add(p.Request)
-		u.item.Priority = min(u.item.Priority, p.Priority) // As in package gang.
-		if p.Created.Before(u.item.Entered) {
-			u.item.Entered = p.Created
-		}
+		size.Memory, size.Cards = size.Memory.Add(p.Request), size.Cards+p.NumCards()
+		item.Priority = min(item.Priority, p.Priority) // As in package gang.
+		item.Entered = earlier(item.Entered, p.Created)
+		u.provisioning = earlier(u.provisioning, p.provisioning)
 		if p.failedAt.After(failedAt) {
 			failedAt = p.failedAt
 		}
-		u.cards += p.NumCards()
-		if p.provisioning.Before(u.provisioning) {
-			u.provisioning = p.provisioning
-		}
 	}
-	if failedAt.After(u.item.Entered) {
-		u.item.Entered = failedAt // It enters again, behind others of its priority.
+	if failedAt.After(item.Entered) {
+		item.Entered = failedAt // It enters again, behind others of its priority.
 	}
-	u.kind, u.item.Value = m.kinds.kindOf(pods), u
-	u.shape = u.kind.shapeKey
-	u.kind.units++
+	u.item = fairshare.Item{Item: item, Tenant: m.namespaces[first.Namespace].Tenant, Memory: size.Memory, Value: u}
+	u.profile = queue.Profile{Namespace: first.Namespace, ID: id, ShapeKey: u.kind.shapeKey, Size: size, CompletesGroup: broken}
 	m.units[id] = u
 	m.queue.Add(u.item)
+	return u
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 func (m *Manager) removeUnit(u *unit) {
@@ -139,11 +128,11 @@ func (m *Manager) removeUnit(u *unit) {
 	}
 	if m.units[u.item.ID] == u {
 		u.kind.units--
-		if u.kind.units == 0 && !m.leading {
-			m.kinds.drop(u.kind) // Otherwise Tick does it.
+		if u.kind.units == 0 {
+			m.kinds.drop(u.kind)
 		}
 		delete(m.units, u.item.ID)
-		m.queue.Remove(u.item.ID)
+		m.queue.Remove(u.item)
 	}
 }
 
@@ -153,26 +142,30 @@ func (m *Manager) gatherGroups() {
 	for _, key := range slices.SortedFunc(maps.Keys(m.members), gang.Key.Compare) {
 		waiting := m.members[key]
 		startable := m.Groups.Startable(key, m.now)
-		var pods []*pod
-		for _, uid := range startable.Together {
-			if p := waiting[uid]; p != nil {
-				pods = append(pods, p)
-			}
-		}
 		in := map[*unit]bool{}
-		gather := func(id string, pods []*pod, broken bool) {
-			if u := m.units[id]; u == nil || !u.has(pods) || u.item.CompletesGroup != broken {
-				m.addUnit(id, pods, broken)
+		gather := func(id string, uids []gpu.PodUID, broken bool) {
+			var pods []*pod
+			for _, uid := range uids {
+				if p := waiting[uid]; p != nil {
+					pods = append(pods, p)
+				}
 			}
-			in[m.units[id]] = true
+			if len(pods) == 0 {
+				return
+			}
+			u := m.units[id]
+			if u == nil || !u.has(pods) || u.item.CompletesGroup != broken {
+				u = m.addUnit(id, pods, broken)
+			}
+			in[u] = true
 		}
-		if len(pods) > 0 {
-			gather(key.ItemID(), pods, false)
-			m.units[key.ItemID()].shape = startable.Shape
+		gather(key.ItemID(), startable.Together, false)
+		if u := m.units[key.ItemID()]; u != nil {
+			u.profile.ShapeKey = startable.Shape
 		}
 		for _, uid := range startable.Alone {
 			if p := waiting[uid]; p != nil {
-				gather(ledger.PodItemID(p.Pod.Pod), []*pod{p}, slices.Contains(startable.Completing, uid))
+				gather(ledger.PodItemID(p.Pod.Pod), []gpu.PodUID{uid}, slices.Contains(startable.Completing, uid))
 			}
 		}
 		for _, p := range waiting {

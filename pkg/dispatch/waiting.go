@@ -1,53 +1,33 @@
 package dispatch
 
 import (
-	"cmp"
-	"maps"
-	"slices"
-
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Waiting returns the units that lack only memory, as items of the queue: of those of one tenant that are alike, the first. Priorities count within
-// a tenant only, so all items get the same, and their turns have the order of the tenant. Units for which reclaim holds places aren't among them.
+// Waiting returns the units that lack only memory, as items of the queue: of those of one tenant and one kind, the first. Priorities count within
+// a tenant only, so all items get the same, and their turns have the order of the tenants. Units for which reclaim holds places aren't among them.
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	type alike struct {
-		tenant string
-		kind   *kind
-	}
-	first := map[alike]*unit{}
-	for _, u := range m.units {
-		if u.paused || u.obstacle() != reasons.ObstacleNoRoom || m.hasHold(u) {
-			continue
+	items, seen := []queue.Item{}, map[tenantKind]bool{}
+	for _, tenant := range m.queue.Tenants() {
+		for _, waiting := range tenant.Waiting {
+			u := waiting.Value.(*unit)
+			if seen[u.tenantKind()] || u.obstacle() != reasons.ObstacleNoRoom || m.hasHold(u) {
+				continue
+			}
+			seen[u.tenantKind()] = true
+			items = append(items, queue.Item{
+				Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
+				Turn:     len(items) + 1,
+				Profile:  u.profile,
+				RoomKey:  u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
+				Requests: func() []ledger.Request { return m.waitingRequests(u) },
+			})
 		}
-		key := alike{u.item.Tenant, u.kind}
-		if earliest := first[key]; earliest == nil || u.item.Before(&earliest.item.Item) {
-			first[key] = u
-		}
-	}
-	turns := map[string]int{}
-	if len(first) > 0 {
-		for i, s := range m.queue.Tenants() {
-			turns[s.Name] = i + 1
-		}
-	}
-	units := slices.SortedFunc(maps.Values(first), func(a, b *unit) int {
-		return cmp.Or(cmp.Compare(turns[a.item.Tenant], turns[b.item.Tenant]), a.item.Compare(&b.item.Item))
-	})
-	items := make([]queue.Item, 0, len(units))
-	for i, u := range units {
-		items = append(items, queue.Item{
-			Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
-			Turn:     i + 1,
-			Profile:  u.profile(),
-			RoomKey:  u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
-			Requests: func() []ledger.Request { return m.waitingRequests(u) },
-		})
 	}
 	return items
 }

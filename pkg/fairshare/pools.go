@@ -104,7 +104,7 @@ func (d *division) fit(open []int) (placed gpu.Memory, lacking []bool) {
 	placed = f.maximize(source, sink)
 	lacking = make([]bool, len(d.tenants))
 	for tenant := range d.tenants {
-		lacking[tenant] = f.lengths[first+tenant] != unreached
+		lacking[tenant] = f.tried[first+tenant]
 	}
 	return placed, lacking
 }

@@ -17,7 +17,7 @@ type Item struct {
 	Tenant string
 	// Memory is the amount that is charged for the item.
 	Memory gpu.Memory
-	// Value is for the caller. It must be comparable. The queue doesn't use it.
+	// Value is for the caller. The queue doesn't use it.
 	Value any
 }
 
@@ -27,7 +27,6 @@ func compareItems(a, b Item) int { return a.Compare(&b.Item) }
 // use.
 type Queue struct {
 	tenants map[string]*tenant
-	items   map[string]Item
 	// grants counts the items that were granted.
 	grants uint64
 }
@@ -68,7 +67,7 @@ func (q *Queue) tenant(name string) *tenant {
 	t := q.tenants[name]
 	if t == nil {
 		if q.tenants == nil {
-			q.tenants, q.items = map[string]*tenant{}, map[string]Item{}
+			q.tenants = map[string]*tenant{}
 		}
 		t = &tenant{Terms: DefaultTerms, name: name}
 		q.tenants[name] = t
@@ -79,26 +78,16 @@ func (q *Queue) tenant(name string) *tenant {
 // SetTerms sets the terms of a tenant. Until then it has DefaultTerms.
 func (q *Queue) SetTerms(name string, terms Terms) { q.tenant(name).Terms = terms }
 
-// Add adds an item, or replaces the one with its ID.
+// Add adds an item. There must be none with its ID.
 func (q *Queue) Add(item Item) {
-	if q.items[item.ID] == item {
-		return
-	}
-	q.Remove(item.ID)
 	t := q.tenant(item.Tenant)
 	i, _ := slices.BinarySearchFunc(t.items, item, compareItems)
 	t.items = slices.Insert(t.items, i, item)
-	q.items[item.ID] = item
 }
 
-// Remove removes an item. It does nothing if there is no item with the ID.
-func (q *Queue) Remove(id string) {
-	item, known := q.items[id]
-	if !known {
-		return
-	}
-	delete(q.items, id)
-	t := q.tenants[item.Tenant]
+// Remove removes an item that was added. It does nothing if that was granted.
+func (q *Queue) Remove(item Item) {
+	t := q.tenant(item.Tenant)
 	if i, found := slices.BinarySearchFunc(t.items, item, compareItems); found {
 		t.items = slices.Delete(t.items, i, i+1)
 	}
@@ -123,13 +112,11 @@ func (q *Queue) Reaches(name string, amount gpu.Memory, other string) bool {
 	return with.compare(q.tenant(other)) > 0
 }
 
-// Forget removes a tenant if it has neither memory nor items. It reports whether it did.
-func (q *Queue) Forget(name string) bool {
-	if t := q.tenants[name]; t == nil || t.allocated > 0 || len(t.items) > 0 {
-		return false
+// Forget removes a tenant if it has neither memory nor items.
+func (q *Queue) Forget(name string) {
+	if t := q.tenants[name]; t != nil && t.allocated == 0 && len(t.items) == 0 {
+		delete(q.tenants, name)
 	}
-	delete(q.tenants, name)
-	return true
 }
 
 // QueuedTenant is the state of a tenant of a Queue.
@@ -192,7 +179,6 @@ func (r *Round) Grant() {
 	t := r.tenants[0]
 	item := t.items[t.next]
 	t.items = slices.Delete(t.items, t.next, t.next+1)
-	delete(r.queue.items, item.ID)
 	r.queue.grants++
 	t.allocated, t.granted = t.allocated.Add(item.Memory), r.queue.grants
 	if r.exhausted() {

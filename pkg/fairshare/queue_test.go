@@ -96,8 +96,12 @@ func TestQueue(t *testing.T) {
 			if diff := gocmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
-			if len(q.items) != test.queued {
-				t.Errorf("%d items are left, want %d", len(q.items), test.queued)
+			queued := 0
+			for _, tenant := range q.Tenants() {
+				queued += len(tenant.Waiting)
+			}
+			if queued != test.queued {
+				t.Errorf("%d items are left, want %d", queued, test.queued)
 			}
 		})
 	}
@@ -216,7 +220,7 @@ func TestQueueModel(t *testing.T) {
 			case 3:
 				if len(m.items) > 0 {
 					i := random.IntN(len(m.items))
-					q.Remove(m.items[i].ID)
+					q.Remove(m.items[i])
 					m.items = slices.Delete(m.items, i, i+1)
 				}
 			case 4:
@@ -299,17 +303,19 @@ func TestQueueShares(t *testing.T) {
 func TestQueueForget(t *testing.T) {
 	var q Queue
 	q.Add(item("a/1", 2, 0, 0))
-	if q.Forget("a") {
-		t.Error("a tenant that waits was forgotten")
+	left := func(when string, want int) {
+		t.Helper()
+		q.Forget("a")
+		if got := len(q.Tenants()); got != want {
+			t.Errorf("%s, %d tenants are left, want %d", when, got, want)
+		}
 	}
+	left("while it waits", 1)
 	grant(&q, 2)
-	if q.Forget("a") {
-		t.Error("a tenant that has memory was forgotten")
-	}
+	left("while it has memory", 1)
 	q.Release("a", 2)
-	if !q.Forget("a") || q.Forget("a") || len(q.Tenants()) > 0 {
-		t.Error("a tenant that has nothing was not forgotten")
-	}
+	left("when it has nothing", 0)
+	left("when it is unknown", 0)
 }
 
 func BenchmarkRound(b *testing.B) {

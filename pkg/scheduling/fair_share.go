@@ -251,9 +251,8 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	}
 	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {
-			attempt := search.Attempt
-			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(attempt, plan, f.clock.Now()) })
-			f.manager.Reclaimed(attempt, until, f.clock.Now())
+			until := f.reclaimer.Reclaim(ctx, search.Need(), func(plan reclaim.Plan) bool { return f.manager.Hold(search, plan) })
+			f.manager.Reclaimed(search, until)
 			return nil
 		})
 	}
@@ -269,7 +268,7 @@ func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 func (f *fairShare) openGate(ctx context.Context, pod gpu.Pod) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	opened := false
-	defer func() { f.manager.GateOpened(pod.UID, opened, f.clock.Now()) }()
+	defer func() { f.manager.GateOpened(pod.UID, opened) }()
 	if f.leading() != nil {
 		return
 	}
