@@ -59,11 +59,8 @@ func (n Node) cheapest(request Request, budget *Budget) (best *plan) {
 // freeable returns the cards that can be freed for their share of the demand. If several are needed, those that are cheapest to free
 // come first.
 func (n Node) freeable(request Request, budget *Budget) []placement.Card {
-	type freeable struct {
-		placement.Card
-		plan *plan
-	}
-	var cards []freeable
+	var cards []placement.Card
+	plans := map[int]*plan{} // By index of the card.
 	one := request
 	one.Demand.Cards = 1
 	steps := min(maxSteps, budget.share/2/max(len(n.Cards), 1)) // Half of the share is for the sets.
@@ -71,23 +68,18 @@ func (n Node) freeable(request Request, budget *Budget) []placement.Card {
 		if c.Unhealthy || c.Lacks(&request.Demand) || c.Memory < request.Demand.Memory {
 			continue
 		}
-		f := freeable{Card: c}
 		if request.Demand.Cards > 1 {
-			f.plan = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget)
-			if f.plan == nil {
+			plans[c.Index] = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget)
+			if plans[c.Index] == nil {
 				continue
 			}
 		}
-		cards = append(cards, f)
+		cards = append(cards, c)
 	}
 	if request.Demand.Cards > 1 {
-		slices.SortStableFunc(cards, func(a, b freeable) int { return a.plan.compareCost(b.plan) })
+		slices.SortStableFunc(cards, func(a, b placement.Card) int { return plans[a.Index].compareCost(plans[b.Index]) })
 	}
-	out := make([]placement.Card, len(cards))
-	for i, f := range cards {
-		out[i] = f.Card
-	}
-	return out
+	return cards
 }
 
 // proposal returns kube-scheduler's victims unchanged.
@@ -125,12 +117,11 @@ func (n Node) cheapestOn(cards []placement.Card, request Request, best *plan, st
 	}
 	for _, c := range pool {
 		s.leave(c)
-		s.free.add(c.Requests)
 	}
-	if !s.room(nil) {
+	if !s.room() {
 		return best
 	}
-	s.feasible = s.free.cover(request.Resources, nil)
+	s.feasible = s.free.cover(request.Resources)
 	s.decide(0)
 	return s.best
 }
@@ -233,11 +224,11 @@ func (s *search) decide(i int) {
 	s.steps--
 	s.budget.Spend(len(s.cards))
 	c := s.pool[i]
-	if s.canStay(c) {
+	if !c.MustEvict && (s.feasible || !c.Proposed) {
 		s.stay(c)
-		s.free.sub(c.Requests)
-		s.decide(i + 1)
-		s.free.add(c.Requests)
+		if s.room() && (!s.feasible || s.free.cover(s.request.Resources)) {
+			s.decide(i + 1)
+		}
 		s.leave(c)
 	}
 	before := s.plan
@@ -249,35 +240,27 @@ func (s *search) decide(i int) {
 	}
 }
 
-// canStay reports whether there is enough room without the eviction of the pod.
-func (s *search) canStay(c *potentialVictim) bool {
-	if c.MustEvict || c.Proposed && !s.feasible {
-		return false
-	}
-	return s.room(c) && (!s.feasible || s.free.cover(s.request.Resources, c.Requests))
+// room reports whether each card has room for its share of the demand.
+func (s *search) room() bool {
+	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool { return !card.Fits(&s.request.Demand) })
 }
 
-// room reports whether each card has room for its share of the demand if the pod stays. c can be nil.
-func (s *search) room(c *potentialVictim) bool {
-	if c != nil {
-		s.stay(c)
-		defer s.leave(c)
-	}
-	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool {
-		return !card.Fits(&s.request.Demand)
-	})
-}
-
-// stay counts the pod on the cards, and leave undoes that.
+// stay counts the pod on the cards and in the node's resources, and leave undoes that.
 func (s *search) stay(c *potentialVictim) {
 	for _, share := range c.onCards {
 		s.cards[share.Card].Add(share)
+	}
+	for i, amount := range c.Requests {
+		s.free[i] -= amount
 	}
 }
 
 func (s *search) leave(c *potentialVictim) {
 	for _, share := range c.onCards {
 		s.cards[share.Card].Subtract(share)
+	}
+	for i, amount := range c.Requests {
+		s.free[i] += amount
 	}
 }
 
@@ -334,26 +317,10 @@ func (p *plan) victims() Victims {
 	return out
 }
 
-func (a Amounts) add(o Amounts) {
-	for i := range o {
-		a[i] += o[i]
-	}
-}
-
-func (a Amounts) sub(o Amounts) {
-	for i := range o {
-		a[i] -= o[i]
-	}
-}
-
-// cover reports whether a minus taken covers wanted. A resource of which nothing is wanted is always covered.
-func (a Amounts) cover(wanted, taken Amounts) bool {
+// cover reports whether the amounts cover what is wanted. A resource of which nothing is wanted is always covered.
+func (a Amounts) cover(wanted Amounts) bool {
 	for i, w := range wanted {
-		left := a[i]
-		if taken != nil {
-			left -= taken[i]
-		}
-		if w > 0 && w > left {
+		if w > 0 && w > a[i] {
 			return false
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // Fragmented reports whether only fragmentation keeps the request off the node: the node's free resources cover the
 // request, and too few cards have room, although they would be large enough.
 func Fragmented(node Node, request Request) bool {
-	return node.Free.cover(request.Resources, nil) && placement.Fit(node.Cards, request.Demand).Resolvable()
+	return node.Free.cover(request.Resources) && placement.Fit(node.Cards, request.Demand).Resolvable()
 }
 
 // Candidate is a node with the victims that free some of its cards.

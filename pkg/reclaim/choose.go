@@ -33,7 +33,14 @@ func (t *trial) serve(unit int) {
 		if t.placeSomewhere(unit, i) {
 			continue
 		}
-		if node, ok := t.makeRoom(unit, pod); !ok || !t.place(unit, i, node) {
+		best := t.cheapest(pod)
+		if best != nil {
+			for _, v := range best.victims {
+				t.evict(v)
+				t.unitOf[v] = unit
+			}
+		}
+		if best == nil || !t.place(unit, i, best.node) {
 			t.unplace(unit)
 			for _, v := range slices.Clone(t.evicted[before:]) {
 				t.restore(v)

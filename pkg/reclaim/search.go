@@ -36,19 +36,6 @@ func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
 
-// makeRoom evicts the cheapest candidates for a pod of a unit, and returns their node.
-func (t *trial) makeRoom(unit int, pod Pod) (node string, ok bool) {
-	best := t.cheapest(pod)
-	if best == nil {
-		return "", false
-	}
-	for _, v := range best.victims {
-		t.evict(v)
-		t.unitOf[v] = unit
-	}
-	return best.node, true
-}
-
 // cheapest returns the option for the pod with the least cost; nil if there is none.
 func (t *trial) cheapest(pod Pod) (best *option) {
 	for _, node := range t.order {
@@ -110,7 +97,7 @@ type search struct {
 	split []int
 	steps int
 	best  *option
-	// chosen are the victims so far, and memory is the memory of these victims.
+	// chosen are the victims so far, the newest first, and memory is the memory of these victims.
 	chosen []int
 	memory gpu.Memory
 }
@@ -220,10 +207,8 @@ func (s *search) fits() bool {
 // record makes the victims so far the best option, if they cost less than it.
 func (s *search) record() {
 	found := &option{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
-	for i, v := range s.chosen {
-		if started := s.need.Victims[v].Started; i == 0 || started.Before(found.oldest) {
-			found.oldest = started
-		}
+	if n := len(s.chosen); n > 0 {
+		found.oldest = s.need.Victims[s.chosen[n-1]].Started
 	}
 	if s.best == nil || found.compare(s.best) < 0 {
 		s.best = found
