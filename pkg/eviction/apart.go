@@ -22,7 +22,7 @@ func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string,
 	if !own.RequiredAntiAffinity && !own.UsesHostPorts() && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
 		return false, nil
 	}
-	others, err := r.reads.PodsOn(ctx, node)
+	others, err := r.API.PodsOn(ctx, node)
 	if err != nil {
 		return false, fmt.Errorf("listing the pods of node %s: %w", node, err)
 	}

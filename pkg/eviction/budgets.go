@@ -47,22 +47,12 @@ func newBudgets(cache Cache, work *preemption.Budget) budgets {
 // unknown.
 func (b *budgets) of(pod *clustercache.PodInfo) (numbers []int, known bool) {
 	all := b.in(pod.Namespace)
-	for _, budget := range b.cover(pod, all) {
-		if _, counted := budget.Status.DisruptedPods[pod.Name]; !counted {
-			numbers = append(numbers, budget.number)
-		}
-	}
-	return numbers, !all.unknown
-}
-
-// cover returns those of the budgets of its namespace that cover the pod.
-func (b *budgets) cover(pod *clustercache.PodInfo, all namespaceBudgets) []budget {
 	if len(all.budgets) == 0 {
-		return nil
+		return nil, !all.unknown
 	}
 	key := pod.Namespace + "/" + labels.FormatLabels(pod.Labels)
-	covering, known := b.covering[key]
-	if !known {
+	covering, matched := b.covering[key]
+	if !matched {
 		b.work.Spend(all.size / matchedPerStep)
 		for _, budget := range all.budgets {
 			if budget.selector.Matches(labels.Set(pod.Labels)) {
@@ -71,7 +61,12 @@ func (b *budgets) cover(pod *clustercache.PodInfo, all namespaceBudgets) []budge
 		}
 		b.covering[key] = covering
 	}
-	return covering
+	for _, budget := range covering {
+		if _, counted := budget.Status.DisruptedPods[pod.Name]; !counted {
+			numbers = append(numbers, budget.number)
+		}
+	}
+	return numbers, true
 }
 
 // in returns the budgets of a namespace.

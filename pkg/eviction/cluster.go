@@ -34,12 +34,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		return r.Ledger.FitsResources(node, pods, gone, unseen)
 	}
 	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
-	seen := map[*string]bool{}
 	for _, pod := range pods {
-		if len(pod.Nodes) == 0 || seen[&pod.Nodes[0]] {
-			continue // Pods that are alike share the slice.
-		}
-		seen[&pod.Nodes[0]] = true
 		for _, name := range pod.Nodes {
 			if _, known := out.Cards[name]; !known {
 				out.Cards[name] = r.cards(name, pod.Pod, unseen, nil, &out)

@@ -2,18 +2,18 @@
 //
 // Pods are evicted for five reasons:
 //
-//   - For a pod that only fragmentation keeps pending. A Defragmenter notes it (Rejected in defragmenter.go) and chooses the victims (plan.go).
-//     PlaceKeeper keeps its place, as a nomination in the ledger. If that was of no use (PlaceKeeper.update), the pod pauses.
-//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). PlaceKeeper keeps
-//     its place (preemptions.go). If that was of no use (PlaceKeeper.update), kube-scheduler tries other nodes.
+//   - For a pod that only fragmentation keeps pending. Preemptors.Rejected notes it, and freeCards chooses the victims (fragmentation.go).
+//     Its place is kept as a nomination in the ledger. If that was of no use (Preemptors.update), the pod pauses.
+//   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). Preemptors keep
+//     its place (preemptions.go). If that was of no use (Preemptors.update), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
 //     hold. If they were of no use (updateHolds and recordWaste in dispatch), its tenant's units of that kind pause.
 //   - For a broken group. Package gang finds it and chooses its bound members, and MemberEvictor evicts them. No place is kept.
 //   - For the other pods of a card that is short of memory. OveruseEvictor finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.
 //
-// Executor makes the evictions of Defragmenter and Reclaimer; DryRun asks first whether all of them would be granted. A new leader evicts the rest of
-// groups. Survey collects the input for package preemption.
+// Executor makes the evictions for pods that wait; DryRun asks first whether all of them would be granted. A new leader evicts the rest of groups.
+// Survey collects the input for package preemption.
 package eviction
 
 import (
@@ -45,8 +45,11 @@ type API interface {
 	// Evict requests the eviction of a pod, with its own grace period if grace is nil, else with this one, in seconds. A dry run only checks
 	// whether the eviction would be granted.
 	Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error
-	// Pod reads a pod.
+	// Pod reads a pod, PodsOn lists the pods of a node, Claim and Volume read a PersistentVolumeClaim and a PersistentVolume.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
+	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
+	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
+	Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
 	// ConfigMap reads a ConfigMap, CreateConfigMap creates an empty one, and PatchConfigMap sets data if it still has the resource version.
 	ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
 	CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
@@ -61,6 +64,7 @@ type Cache interface {
 	PodsOn(node string) []*clustercache.PodInfo
 	Node(name string) (*corev1.Node, bool)
 	Budgets(namespace string) []*policyv1.PodDisruptionBudget
+	MayOveruse() []*clustercache.PodInfo
 }
 
 // Observer receives what metrics count. Its methods must return at once.
@@ -78,8 +82,7 @@ type Observer interface {
 
 // Options are what the types of this package share that evict pods, or have them evicted.
 type Options struct {
-	API API
-	// Ledger is used by PlaceKeeper, a Defragmenter and a Reclaimer, Cache also by an Executor.
+	API      API
 	Ledger   *ledger.Ledger
 	Cache    Cache
 	Recorder record.EventRecorder
@@ -95,59 +98,41 @@ type Options struct {
 	NewGroup func(limit int) background.Group
 }
 
+// errOutdated means that nothing was evicted because the API server shows other pods than the cache: the watch may have stalled.
+var errOutdated = errors.New("the cache is behind the API server")
+
 // evictor makes the calls with which pods are evicted. The types of this package that evict pods embed it.
 type evictor struct{ Options }
 
-// request evicts a pod. ends is when its grace period ends. gone is true if the pod
-// isn't running any more, or is being deleted, which the watch will show soon; another pod may have its name.
-func (e *evictor) request(ctx context.Context, pod gpu.Pod) (ends time.Time, gone bool, err error) {
-	state, err := e.readVictim(ctx, pod)
-	if err != nil || !state.runs {
-		return state.ends, err == nil, err
+// request evicts a pod; a dry run asks whether that would be granted. ends is when its grace period ends. gone is true if the pod isn't running any
+// more, or is being deleted, which the watch will show soon; another pod may have its name.
+func (e *evictor) request(ctx context.Context, pod gpu.Pod, dryRun bool) (ends time.Time, gone bool, err error) {
+	live, err := e.read(ctx, pod)
+	if err != nil || live == nil || live.Spec.NodeName == "" {
+		return time.Time{}, err == nil, err
 	}
-	gone, err = e.call(ctx, pod, state, false)
-	return state.ends, gone, err
-}
-
-// call makes an eviction call for a pod that runs. gone is true if it doesn't any more.
-func (e *evictor) call(ctx context.Context, pod gpu.Pod, state victimState, dryRun bool) (gone bool, err error) {
-	err = e.API.Evict(ctx, pod, state.capped, dryRun)
+	var shorter *int64 // The grace period, if the pod's own is too long.
+	most := int64(protocol.MaxGracePeriod.Seconds())
+	switch {
+	case protocol.Lingers(live):
+		ends, shorter = protocol.LeavesBy(live.DeletionTimestamp.Time, *live.DeletionGracePeriodSeconds), &most
+	case live.DeletionTimestamp != nil:
+		return live.DeletionTimestamp.Time, true, nil
+	default:
+		grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+		if grace > most {
+			grace, shorter = most, &most
+		}
+		ends = e.Clock.Now().Add(time.Duration(grace) * time.Second)
+	}
+	err = e.API.Evict(ctx, pod, shorter, dryRun)
 	if !dryRun {
 		e.Observer.APIWrite("eviction")
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return true, nil
+		return ends, true, nil
 	}
-	return false, err
-}
-
-// victimState is what the API server shows of a victim.
-type victimState struct {
-	// runs is true if the pod is bound, has not ended and isn't being deleted, or lingers.
-	runs bool
-	// ends is when its grace period ends, if it is being deleted or evicted now; zero if it is gone.
-	ends time.Time
-	// capped is the grace period in seconds if the pod's own is too long; else nil.
-	capped *int64
-}
-
-func (e *evictor) readVictim(ctx context.Context, pod gpu.Pod) (state victimState, err error) {
-	live, err := e.read(ctx, pod)
-	switch {
-	case err != nil || live == nil || live.Spec.NodeName == "":
-		return state, err
-	case protocol.Lingers(live):
-		ends := protocol.LeavesBy(live.DeletionTimestamp.Time, *live.DeletionGracePeriodSeconds)
-		return victimState{runs: true, ends: ends, capped: new(int64(protocol.MaxGracePeriod.Seconds()))}, nil
-	case live.DeletionTimestamp != nil:
-		return victimState{ends: live.DeletionTimestamp.Time}, nil
-	}
-	grace := ptr.Deref(live.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
-	if most := int64(protocol.MaxGracePeriod.Seconds()); grace > most {
-		grace, state.capped = most, new(most)
-	}
-	state.runs, state.ends = true, e.Clock.Now().Add(time.Duration(grace)*time.Second)
-	return state, nil
+	return ends, false, err
 }
 
 // readUnbound reads a pod that waits. It returns errOutdated if there is none.

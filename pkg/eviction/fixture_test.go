@@ -38,7 +38,7 @@ type cluster struct {
 	// notReady is the answer of Ready.
 	notReady, budgetsNotSynced error
 	// informed receives the changes of pods.
-	informed *PlaceKeeper
+	informed *Preemptors
 	// noCPU are nodes without CPU for any pod.
 	noCPU map[string]bool
 }
@@ -55,7 +55,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 		}
 	}
 	enough := fake.Resources(func(q ledger.ResourceQuery) bool { return !c.noCPU[q.Node] })
-	c.ledger, c.informed = fake.LedgerWith(enough, nodes...), NewPlaceKeeper(NewExecutor(Options{}, recordName), func() {})
+	c.ledger, c.informed = fake.LedgerWith(enough, nodes...), NewPreemptors(NewExecutor(Options{}, recordName), false, func() {})
 	for _, object := range objects {
 		if pod, ok := object.(*corev1.Pod); ok {
 			c.report(pod)
@@ -91,7 +91,9 @@ func (c *cluster) delete(object *corev1.Pod) {
 	c.ledger.End(ledger.Nominated, string(uid))
 }
 
-func (c *cluster) Ready() error        { return c.notReady }
+func (c *cluster) Ready() error                        { return c.notReady }
+func (c *cluster) MayOveruse() []*clustercache.PodInfo { return nil }
+
 func (c *cluster) BudgetsSynced() bool { return c.budgetsNotSynced == nil }
 
 func (c *cluster) Pod(_, name string) (*clustercache.PodInfo, bool) {
@@ -122,20 +124,19 @@ func (c *cluster) Budgets(namespace string) (budgets []*policyv1.PodDisruptionBu
 	return budgets
 }
 
-// fixture is PlaceKeeper and a Defragmenter that don't run: the test moves the clock and calls their steps.
+// fixture is Preemptors that don't run: the test moves the clock and calls their steps.
 //
 // Its node n1 has two cards of 16. a7 and a5, of priority 1, use 7 and 5 of the first card; b12, of priority 2, uses 12 of the
 // second card. The pending pod, of priority 9, asks for 8: the node's sum has room for it, but no card has.
 type fixture struct {
-	*PlaceKeeper
+	*Preemptors
 	*cluster
-	defragmenter *Defragmenter
-	t            testing.TB
-	clock        *clocktesting.FakeClock
-	server       *fake.Server
-	observer     *fake.Observer
-	events       chan string
-	standby      error
+	t        testing.TB
+	clock    *clocktesting.FakeClock
+	server   *fake.Server
+	observer *fake.Observer
+	events   chan string
+	standby  error
 	// requeues counts the requeues of rejected pods.
 	requeues             int
 	a7, a5, b12, pending *corev1.Pod
@@ -159,9 +160,8 @@ func newFixture(t testing.TB, change func(*fixture), objects ...runtime.Object) 
 			f.server.Set(pod)
 		}
 	}
-	f.PlaceKeeper = NewPlaceKeeper(NewExecutor(f.options(recorder), recordName), func() { f.requeues++ })
-	f.defragmenter = NewDefragmenter(f.executor, f.PlaceKeeper)
-	f.informed = f.PlaceKeeper
+	f.Preemptors = NewPreemptors(NewExecutor(f.options(recorder), recordName), true, func() { f.requeues++ })
+	f.informed = f.Preemptors
 	f.executor.Tick(context.Background())
 	return f
 }
@@ -195,7 +195,7 @@ func withSecondNode() []runtime.Object {
 
 // reject records that filter found no room for the pod on the nodes.
 func (f *fixture) reject(pod *corev1.Pod, nodes ...string) {
-	f.defragmenter.Rejected(protocol.Pod(pod), pod.Status.NominatedNodeName, slices.Values(nodes), f.clock.Now())
+	f.Rejected(protocol.Pod(pod), pod.Status.NominatedNodeName, slices.Values(nodes), f.clock.Now())
 }
 
 // startRound makes filter reject the pending pod, so that a round begins.
@@ -209,7 +209,6 @@ func (f *fixture) later(d time.Duration) {
 	f.clock.Step(d)
 	f.executor.Tick(context.Background())
 	f.Tick(context.Background())
-	f.defragmenter.Tick(context.Background())
 }
 
 // reserves reports whether a card is reserved for the pending pod.
@@ -220,7 +219,7 @@ func (f *fixture) reserves() bool {
 
 // fitsFor reports whether another pod would find memory on n1.
 func (f *fixture) fitsFor(priority int32, memory gpu.Memory) bool {
-	return fits(f.Ledger, gpu.Pod{UID: "other", Priority: priority, Request: memory}, "n1")
+	return f.fits(gpu.Pod{UID: "other", Priority: priority, Request: memory}, "n1")
 }
 
 // wantEvicted compares the requested evictions so far. A dry run has the prefix "?".

@@ -56,7 +56,7 @@ func (m *MemberEvictor) EvictMember(ctx context.Context, pod gpu.Pod) {
 	if m.Leading() != nil {
 		return
 	}
-	_, gone, err := m.request(ctx, pod)
+	_, gone, err := m.request(ctx, pod, false)
 	if err != nil {
 		logger.Error(err, "Member of a broken group not evicted, trying again")
 		return

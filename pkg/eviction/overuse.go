@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
+	"maps"
 	"slices"
 	"time"
 
@@ -23,20 +23,6 @@ import (
 // EventOveruseEvicted is the reason of the Event on a pod that is evicted because it uses more than it requests.
 const EventOveruseEvicted = "GPUMemoryOveruseEvicted"
 
-// OveruseCache is the part of package clustercache that OveruseEvictor uses.
-type OveruseCache interface {
-	Ready() error
-	PodsOn(node string) []*clustercache.PodInfo
-	Node(name string) (*corev1.Node, bool)
-	MayOveruse() []*clustercache.PodInfo
-}
-
-// NodeAPI is the part of package apiserver that OveruseEvictor and a Reclaimer use beside API.
-type NodeAPI interface {
-	// PodsOn lists the pods of a node.
-	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
-}
-
 // OveruseGroups reports about groups of pods.
 type OveruseGroups interface {
 	// Membership reports whether a pod is a member of a group, and whether the group would go on without an eviction of its other members if this one
@@ -50,31 +36,22 @@ type OveruseGroups interface {
 // While a card is low on free memory, as the device plugin reports it, and pods borrow some of it, it evicts first those above their limits, also
 // within their grace period, then those that borrow.
 //
-// It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node. After it, it waits until the watch
-// shows the eviction. A pod that a disruption budget protects is skipped for a while.
+// It evicts one pod at a time, the youngest first. Before an eviction it checks the live pods of the node, which show the former one's even if the watch
+// doesn't yet. A pod that a disruption budget protects is skipped for a while.
 //
 // A member of a group is evicted alone: the others may be within their requests. Pods without a group come first, because without
 // one of its members a group usually makes no progress. Members of a group that isn't completely bound are not evicted, because package
 // gang would then evict the other members.
 type OveruseEvictor struct {
 	evictor
-	api    NodeAPI
-	cache  OveruseCache
 	groups OveruseGroups
 	// Only Run uses the fields below.
 
-	// requested is the pod whose eviction was requested last, at requestedAt; empty once the watch shows the eviction.
-	requested   gpu.PodUID
-	requestedAt time.Time
-	spared      queue.Pauses[gpu.PodUID]
-	// cards are those with a pod at the last step, on nodes where a pod may use more than it requests; nil if that step wasn't made as the leader.
-	cards map[cardOf]cardSeen
-}
-
-// cardOf is a card of a node.
-type cardOf struct {
-	node string
-	card int
+	// spared are the pods whose eviction was refused, for a while.
+	spared queue.Pauses[gpu.PodUID]
+	// cards are those with a pod at the last step, by node and index, on nodes where a pod may use more than it requests; nil if that step wasn't made
+	// as the leader.
+	cards map[string]map[int]cardSeen
 }
 
 // cardSeen is what OveruseEvictor remembers of a card from step to step.
@@ -86,8 +63,8 @@ type cardSeen struct {
 }
 
 // NewOveruseEvictor returns an OveruseEvictor. It evicts nothing before Run.
-func NewOveruseEvictor(o Options, api NodeAPI, cache OveruseCache, groups OveruseGroups) *OveruseEvictor {
-	return &OveruseEvictor{evictor: evictor{o}, api: api, cache: cache, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
+func NewOveruseEvictor(o Options, groups OveruseGroups) *OveruseEvictor {
+	return &OveruseEvictor{evictor: evictor{o}, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -98,16 +75,11 @@ func (o *OveruseEvictor) Run(ctx context.Context) error {
 // Tick performs one step of Run. It makes at most one eviction.
 func (o *OveruseEvictor) Tick(ctx context.Context) {
 	now := o.Clock.Now()
-	if o.Leading() != nil || o.cache.Ready() != nil {
+	if o.Leading() != nil || o.Cache.Ready() != nil {
 		o.cards = nil
 		return
 	}
-	over := o.cache.MayOveruse()
-	if slices.ContainsFunc(over, func(p *clustercache.PodInfo) bool { return p.UID == o.requested && !p.Leaving }) &&
-		now.Sub(o.requestedAt) <= o.AnswerLost {
-		return
-	}
-	o.requested = ""
+	over := o.Cache.MayOveruse()
 	o.spared.Prune(now, queue.LongestPause)
 	nodes, reported := sets.New[string](), sets.New[string]()
 	for _, pod := range over {
@@ -116,13 +88,13 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 			reported.Insert(pod.Node)
 		}
 	}
-	seen := map[cardOf]cardSeen{}
+	seen := map[string]map[int]cardSeen{}
 	for name := range nodes {
-		o.look(seen, name, o.cache.PodsOn(name), now)
+		seen[name] = o.look(name, o.Cache.PodsOn(name), now)
 	}
 	o.cards = seen
 	for _, name := range sets.List(reported) { // No other node has a victim.
-		for _, victim := range o.choose(name, o.cache.PodsOn(name), now) {
+		for _, victim := range o.choose(name, o.Cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
 			if !o.spared.Has(victim.pod.UID, now) && o.evict(ctx, victim) {
 				return
@@ -131,9 +103,16 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 }
 
+// victim is a pod that is to be evicted from a card.
+type victim struct {
+	pod  *clustercache.PodInfo
+	node string
+	card int
+}
+
 // choose returns the pods of a node that are to be evicted, by card, in the order in which they are evicted.
-func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now time.Time) []victim {
-	node, ok := o.cache.Node(name)
+func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now time.Time) (victims []victim) {
+	node, ok := o.Cache.Node(name)
 	if !ok {
 		return nil
 	}
@@ -141,10 +120,9 @@ func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now t
 	if parsed.Unit <= 0 {
 		return nil // It is not known how much memory its pods request.
 	}
-	var victims []victim
+	onCards := byCard(name, pods)
 	for _, card := range parsed.Cards {
-		key := cardOf{name, card.Index}
-		on := key.pods(pods)
+		on := onCards[card.Index]
 		var shares []share
 		for _, pod := range on {
 			if s, ok := o.shareOf(pod, card.Index, parsed.Unit, now); ok {
@@ -152,22 +130,15 @@ func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now t
 			}
 		}
 		chosen := chooseOverusers(parsed.Unit.Bytes(card.Memory), shares)
-		if seen := o.cards[key]; len(chosen) == 0 && !seen.left(on, now) && lastReport(on, card.Index, now).After(seen.stale) {
+		if seen := o.cards[name][card.Index]; len(chosen) == 0 && !seen.left(on, now) && lastReport(on, card.Index, now).After(seen.stale) {
 			chosen = inOrder(shares, borrows)
 			chosen = chosen[:min(len(chosen), 1)] // The next report shows if it was enough.
 		}
 		for _, s := range chosen {
-			victims = append(victims, victim{s.pod, name, card.Index, s.pod.Overuse.Cards[card.Index]})
+			victims = append(victims, victim{s.pod, name, card.Index})
 		}
 	}
 	return victims
-}
-
-type victim struct {
-	pod  *clustercache.PodInfo
-	node string
-	card int
-	use  protocol.CardOveruse
 }
 
 // share is a pod's part of one card, in bytes.
@@ -208,7 +179,7 @@ func (o *OveruseEvictor) shareOf(pod *clustercache.PodInfo, card int, unit gpu.U
 		}
 	}
 	if use := pod.Overuse.On(card); pod.Overuse.Current(now) {
-		switch used := mebibytes(use.Used); {
+		switch used := uint64(min(use.Used, 1<<32)) << 20; { // A sum of such amounts doesn't overflow.
 		case used <= s.needs:
 		case !use.ForLowCard():
 			s.needs, s.excess = used, overGrace
@@ -232,23 +203,19 @@ func ending(pod *clustercache.PodInfo, now time.Time) bool {
 	return pod.Leaving && !protocol.Overdue(protocol.LeavesBy(pod.DeletionTime, int64(pod.GraceSeconds)), now)
 }
 
-// look adds what is to be remembered of the cards of a node. The reports on a card which pods are leaving or have left are stale: they don't say what
+// look returns what is to be remembered of the cards of a node. The reports on a card which pods are leaving or have left are stale: they don't say what
 // is free once these have ended. A former leader may have evicted a pod since any report was made.
-func (o *OveruseEvictor) look(seen map[cardOf]cardSeen, node string, pods []*clustercache.PodInfo, now time.Time) {
-	for _, pod := range pods {
-		for _, part := range pod.Placement {
-			key := cardOf{node, part.Card}
-			if _, done := seen[key]; done {
-				continue
-			}
-			on, card := key.pods(pods), o.cards[key]
-			if o.cards == nil || card.left(on, now) {
-				card.stale = lastReport(on, part.Card, now)
-			}
-			card.staying = staying(on, now)
-			seen[key] = card
+func (o *OveruseEvictor) look(node string, pods []*clustercache.PodInfo, now time.Time) map[int]cardSeen {
+	seen := map[int]cardSeen{}
+	for index, on := range byCard(node, pods) {
+		card := o.cards[node][index]
+		if o.cards == nil || card.left(on, now) {
+			card.stale = lastReport(on, index, now)
 		}
+		card.staying = staying(on, now)
+		seen[index] = card
 	}
+	return seen
 }
 
 // left reports whether a pod is leaving the card, or has ended or disappeared there since the last step.
@@ -267,12 +234,18 @@ func staying(pods []*clustercache.PodInfo, now time.Time) sets.Set[gpu.PodUID] {
 	return uids
 }
 
-// pods returns those of the pods that have a share of the card, or that are reported to use it without one.
-func (c cardOf) pods(pods []*clustercache.PodInfo) (on []*clustercache.PodInfo) {
+// byCard returns, of the pods of a node, those that have a share of each card, or are reported to use it without one.
+func byCard(node string, pods []*clustercache.PodInfo) map[int][]*clustercache.PodInfo {
+	on := map[int][]*clustercache.PodInfo{}
 	for _, pod := range pods {
-		has := slices.ContainsFunc(pod.Placement, func(s gpu.Share) bool { return s.Card == c.card })
-		if pod.Node == c.node && (has || pod.Overuse.On(c.card).Used > 0) {
-			on = append(on, pod)
+		cards := sets.New(pod.Placement.Cards()...)
+		if pod.Overuse != nil {
+			cards.Insert(slices.Collect(maps.Keys(pod.Overuse.Cards))...)
+		}
+		for card := range cards {
+			if pod.Node == node {
+				on[card] = append(on[card], pod)
+			}
 		}
 	}
 	return on
@@ -286,13 +259,6 @@ func lastReport(pods []*clustercache.PodInfo, card int, now time.Time) (newest t
 		}
 	}
 	return newest
-}
-
-func mebibytes(n int64) uint64 {
-	if n < 0 || n > math.MaxInt64>>20 {
-		return 0
-	}
-	return uint64(n) << 20
 }
 
 // chooseOverusers returns the pods to evict from a card with this memory so that it can keep its promises. It never returns a pod that is within its
@@ -323,53 +289,52 @@ func inOrder(shares []share, last excess) []share {
 	return candidates
 }
 
-// confirm lists the pods of the victim's node, and returns the victim as the API server shows it. ok is false if the victim must not be evicted
-// after all: the cache can be behind, for the victim or for other pods of its card.
-func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (confirmed victim, ok bool, err error) {
-	live, err := o.api.PodsOn(ctx, v.node)
+// confirm returns the victim as the API server shows it; nil if it must not be evicted after all: the cache can be behind, for the victim or for other
+// pods of its card.
+func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (*clustercache.PodInfo, error) {
+	live, err := o.API.PodsOn(ctx, v.node)
 	if err != nil {
-		return v, false, fmt.Errorf("listing the pods of node %s: %w", v.node, err)
+		return nil, fmt.Errorf("listing the pods of node %s: %w", v.node, err)
 	}
 	pods := make([]*clustercache.PodInfo, len(live))
 	for i := range live {
 		pods[i] = clustercache.NewPodInfo(&live[i])
 	}
-	victims := o.choose(v.node, pods, o.Clock.Now())
-	i := slices.IndexFunc(victims, func(other victim) bool { return other.pod.UID == v.pod.UID && other.card == v.card })
-	if i < 0 {
-		return v, false, nil
+	for _, other := range o.choose(v.node, pods, o.Clock.Now()) {
+		if other.pod.UID == v.pod.UID && other.card == v.card {
+			return other.pod, nil
+		}
 	}
-	return victims[i], true, nil
+	return nil, nil
 }
 
 // evict evicts a pod. It reports whether the next eviction must wait for the next step.
 func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
-	v, ok, err := o.confirm(ctx, v)
+	pod, err := o.confirm(ctx, v)
 	if err != nil {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
 		return true
-	} else if !ok {
+	} else if pod == nil {
 		return true // The watch is behind.
 	}
-	o.requested, o.requestedAt = v.pod.UID, o.Clock.Now() // Before the call, because its answer may be lost.
-	_, gone, err := o.request(ctx, v.pod.Pod)
+	_, gone, err := o.request(ctx, pod.Pod, false)
 	if gone {
 		return true
 	}
 	o.Observer.OveruserEvicted(resultOf(err))
+	use := pod.Overuse.On(v.card)
 	switch {
 	case err == nil:
-		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", v.use.Used, "requestedMiB", v.use.Requested)
+		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", use.Used, "requestedMiB", use.Requested)
 		why := "other pods can't get what they request"
-		if v.use.ForLowCard() {
+		if use.ForLowCard() {
 			why = "the card has too little free memory for what other pods request"
 		}
-		o.Recorder.Event(apiserver.Reference(v.pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
-			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, v.use, why))
+		o.Recorder.Event(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
+			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, use, why))
 	case answered(err):
-		o.requested = ""
-		o.spared.Extend(v.pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
+		o.spared.Extend(pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", resultOf(err))
 		return false
 	default:

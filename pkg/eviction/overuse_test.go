@@ -51,8 +51,8 @@ type tenant struct {
 // overuseModel is a node with two cards whose pods use what they like. A device plugin measures them, and an extender evicts. The
 // model checks each eviction by what the pods really use.
 type overuseModel struct {
-	API // OveruseEvictor calls only Pod and Evict.
-	t   *testing.T
+	Cache
+	t *testing.T
 	// cards is the memory of the cards in GiB. An administrator can lower it while pods run there.
 	cards   [2]int64
 	random  *rand.Rand
@@ -127,9 +127,9 @@ func newOveruseModel(t *testing.T, seed uint64) *overuseModel {
 		tracker: usage.NewOveruse(usage.OveruseOptions{Tolerance: modelTolerance, Grace: modelGrace}),
 	}
 	m.overuser = NewOveruseEvictor(Options{
-		API: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
+		API: &overuseAPI{live: m.live, evict: m.evict}, Cache: m, Recorder: record.NewFakeRecorder(1 << 16), Observer: &m.observer, AnswerLost: 30 * time.Second,
 		Leading: func() error { return nil }, Clock: m.clock,
-	}, live(m.live), m, m)
+	}, m)
 	return m
 }
 
@@ -172,11 +172,16 @@ func mayOveruse(pods []*clustercache.PodInfo) []*clustercache.PodInfo {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *clustercache.PodInfo) bool { return p.Overuse == nil && p.Limits == (gpu.Limits{}) })
 }
 
-// live implements NodeAPI: the API server has the pods that the function returns.
-type live func() []*clustercache.PodInfo
+// overuseAPI is an API server that has the pods that live returns, and evicts them by evict.
+type overuseAPI struct {
+	API
+	live  func() []*clustercache.PodInfo
+	evict func(pod gpu.Pod) error
+}
 
-func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
-	for _, info := range l() {
+// PodsOn implements API.
+func (a *overuseAPI) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
+	for _, info := range a.live() {
 		var cards []int
 		for _, part := range info.Placement {
 			cards = append(cards, part.Card)
@@ -196,9 +201,9 @@ func (l live) PodsOn(context.Context, string) (pods []corev1.Pod, err error) {
 	return pods, nil
 }
 
-// pod returns one of them.
-func (l live) pod(ctx context.Context, name string) (*corev1.Pod, error) {
-	pods, err := l.PodsOn(ctx, "n")
+// Pod implements API.
+func (a *overuseAPI) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
+	pods, err := a.PodsOn(ctx, "n")
 	if err != nil {
 		return nil, err
 	}
@@ -208,14 +213,19 @@ func (l live) pod(ctx context.Context, name string) (*corev1.Pod, error) {
 	return nil, apierrors.NewNotFound(fake.PodResource, name)
 }
 
-// Pod implements API.
-func (m *overuseModel) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
-	return live(m.live).pod(ctx, name)
+// Evict implements API.
+func (a *overuseAPI) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
+	return a.evict(pod)
 }
 
 // live returns the pods that the API server has.
 func (m *overuseModel) live() []*clustercache.PodInfo {
 	pods := m.PodsOn("n")
+	for i, tenant := range m.tenants {
+		if tenant.evicted {
+			pods[i].Leaving, pods[i].DeletionTime = true, m.clock.Now().Add(time.Minute)
+		}
+	}
 	if m.unseen != nil {
 		m.unseen(pods)
 	}
@@ -236,8 +246,8 @@ func (m *overuseModel) needs(card int) (sum int64) {
 	return sum
 }
 
-// Evict implements API. It checks the eviction.
-func (m *overuseModel) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
+// evict evicts a pod, and checks that this is right.
+func (m *overuseModel) evict(pod gpu.Pod) error {
 	i := slices.IndexFunc(m.tenants, func(t *tenant) bool { return t.name == pod.Name })
 	if i < 0 || m.tenants[i].evicted {
 		m.t.Errorf("%s is evicted, but is gone", pod)
@@ -566,8 +576,8 @@ func TestOverusersShort(t *testing.T) {
 				c.pods = append(c.pods, info)
 			}
 			stepped := false
-			c.overuser.API, c.overuser.cache, c.overuser.groups = c, c, c
-			c.overuser.api = live(func() (pods []*clustercache.PodInfo) {
+			c.overuser.Cache, c.overuser.groups = c, c
+			c.overuser.API = &overuseAPI{evict: c.evict, live: func() (pods []*clustercache.PodInfo) {
 				for _, p := range c.pods {
 					if stepped && p.Name == test.missed {
 						continue
@@ -579,9 +589,9 @@ func TestOverusersShort(t *testing.T) {
 					pods = append(pods, p)
 				}
 				return pods
-			})
+			}}
 			if !test.newLeader {
-				c.overuser.cards = map[cardOf]cardSeen{}
+				c.overuser.cards = map[string]map[int]cardSeen{}
 			}
 			if test.before != "" {
 				reports := slices.Clone(c.pods)
@@ -610,18 +620,12 @@ func TestOverusersShort(t *testing.T) {
 	}
 }
 
-// goneAPI is an API server from which each pod is deleted between a read and its eviction.
-type goneAPI struct{ API }
-
-func (goneAPI) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
-	return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
-}
-
 // TestOverusersGone: a pod that the API server doesn't have any more isn't spared: the watch will show that it is gone, and until
 // then no other pod is evicted.
 func TestOverusersGone(t *testing.T) {
 	m := newOveruseModel(t, 1)
-	m.overuser.API = goneAPI{m}
+	gone := func(pod gpu.Pod) error { return apierrors.NewNotFound(fake.PodResource, pod.Name) } // Between a read and its eviction.
+	m.overuser.API = &overuseAPI{live: m.live, evict: gone}
 	m.reports = map[gpu.PodUID]protocol.Overuse{}
 	for _, name := range []string{"a", "b"} {
 		m.tenants = append(m.tenants, &tenant{name: name, requested: 1, used: 17, bound: begin})
@@ -691,7 +695,8 @@ func TestOverusersOfSeveralCards(t *testing.T) {
 			c.pods = append(c.pods, info)
 		}
 		events := record.NewFakeRecorder(10)
-		c.overuser.API, c.overuser.api, c.overuser.cache, c.overuser.groups, c.overuser.Recorder = c, live(func() []*clustercache.PodInfo { return c.pods }), c, c, events
+		c.overuser.API = &overuseAPI{live: func() []*clustercache.PodInfo { return c.pods }, evict: c.evict}
+		c.overuser.Cache, c.overuser.groups, c.overuser.Recorder = c, c, events
 		for range 3 {
 			c.overuser.Tick(t.Context())
 		}
@@ -725,13 +730,8 @@ func (c *overuseCluster) MayOveruse() []*clustercache.PodInfo { return mayOverus
 
 func (c *overuseCluster) Membership(gpu.PodUID) (member, whole bool) { return false, false }
 
-// Pod implements API.
-func (c *overuseCluster) Pod(ctx context.Context, _, name string) (*corev1.Pod, error) {
-	return live(func() []*clustercache.PodInfo { return c.pods }).pod(ctx, name)
-}
-
-// Evict implements API.
-func (c *overuseCluster) Evict(_ context.Context, pod gpu.Pod, _ *int64, _ bool) error {
+// evict evicts a pod.
+func (c *overuseCluster) evict(pod gpu.Pod) error {
 	if slices.Contains(c.protected, pod.Name) {
 		return budgetRefusal()
 	}
@@ -745,7 +745,7 @@ func TestOverusersReadReportedNodesOnly(t *testing.T) {
 	c := &overuseCluster{overuseModel: newOveruseModel(t, 1)}
 	pod := gpu.Pod{UID: "a", Name: "a", Request: 8, Limits: gpu.Limits{Largest: 16, MaxUnit: 16}}
 	c.pods = []*clustercache.PodInfo{{PodUse: eligibility.PodUse{Pod: pod, Node: "n"}, Placement: []gpu.Share{{Memory: 8}}}}
-	c.overuser.cache = unreadNode{c}
+	c.overuser.Cache = unreadNode{c}
 	c.overuser.Tick(t.Context())
 }
 

@@ -22,15 +22,15 @@ type proposal struct {
 	victims map[string]preemption.Victims
 }
 
-// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so a Defragmenter doesn't.
-func (ps *PlaceKeeper) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
+// Proposed records the answer to a preempt call for the pod. kube-scheduler evicts pods for it, so none are evicted here.
+func (ps *Preemptors) Proposed(uid gpu.PodUID, victims map[string]preemption.Victims) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.proposals[uid] = proposal{ps.Clock.Now(), victims}
 }
 
 // proposed returns the victims that were proposed for the pod a short time ago, by node.
-func (ps *PlaceKeeper) proposed(uid gpu.PodUID) map[string]preemption.Victims {
+func (ps *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 	if p, ok := ps.proposals[uid]; ok && ps.Clock.Since(p.at) < cycle {
 		return p.victims
 	}
@@ -41,7 +41,7 @@ func (ps *PlaceKeeper) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 // there and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for
 // an end that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the
 // nomination, so the place is kept here.
-func (ps *PlaceKeeper) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	told, nominated := ps.proposed(pod.UID), ""
@@ -80,7 +80,7 @@ func (ps *PlaceKeeper) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.V
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
 // says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
 // candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
-func (ps *PlaceKeeper) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
+func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.all[pod.UID]
@@ -103,7 +103,7 @@ func (ps *PlaceKeeper) Tried(pod gpu.Pod, nominated string, nodes []string, at t
 }
 
 // onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
-func (ps *PlaceKeeper) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
+func (ps *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
 	proposed := ps.proposed(uid)
 	for _, node := range nodes {
 		if _, ok := proposed[node]; ok && only != "" {
@@ -116,7 +116,7 @@ func (ps *PlaceKeeper) onlyProposed(uid gpu.PodUID, nodes []string) (only string
 }
 
 // seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
-func (ps *PlaceKeeper) seenEnd(pod gpu.Pod, nodes []string) string {
+func (ps *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
 	for _, node := range ps.Ledger.SeenEnd(pod, nodes) {
 		if len(ps.leavingFor(pod, node)) > 0 {
 			return node
@@ -126,14 +126,14 @@ func (ps *PlaceKeeper) seenEnd(pod gpu.Pod, nodes []string) string {
 }
 
 // isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
-func (ps *PlaceKeeper) isPending(pod gpu.Pod) bool {
+func (ps *Preemptors) isPending(pod gpu.Pod) bool {
 	known, ok := ps.Cache.Pod(pod.Namespace, pod.Name)
 	return ok && known.UID == pod.UID && known.Pending != nil
 }
 
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
 // node now but does once they are gone.
-func (ps *PlaceKeeper) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
+func (ps *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID) {
 	available, reason := ps.Ledger.Availability(node, pod, nil)
 	if !reason.Resolvable() {
 		return nil
@@ -154,7 +154,7 @@ func (ps *PlaceKeeper) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUI
 
 // TryWait reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
 // reports true once for each filter call that offered this node, which it remembers as answered.
-func (ps *PlaceKeeper) TryWait(uid gpu.PodUID) bool {
+func (ps *Preemptors) TryWait(uid gpu.PodUID) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, ok := ps.all[uid]

@@ -14,38 +14,39 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// PlaceKeeper keeps the places of preemptors, which are pods for which cards of a node are being freed: until the pod is bound or deleted, doesn't
-// take the cards, another pod takes them, a victim stays, or the leader's term ends. kube-scheduler evicts the victims (see preemptions.go), or
-// the Executor does for a Defragmenter.
+// Preemptors are the pods for which cards of a node are being freed. It keeps their places until the pod is bound or deleted, doesn't take the cards,
+// another pod takes them, a victim stays, or the leader's term ends. kube-scheduler evicts the victims (preemptions.go), or the Executor does
+// (fragmentation.go).
 //
-// Its methods are safe for concurrent use; mu guards the fields below it.
-type PlaceKeeper struct {
-	Options
+// Its methods are safe for concurrent use; mu guards the fields below it, and is never held during a call to the API server.
+type Preemptors struct {
+	evictor
 	executor *Executor
 	// requeue makes kube-scheduler retry the rejected pods.
 	requeue func()
+	// evictFragmented is true if pods are evicted for those that only fragmentation keeps pending.
+	evictFragmented bool
 
 	mu  sync.Mutex
 	all map[gpu.PodUID]preemptor
 	// proposals are the last answers to preempt calls, for a cycle.
 	proposals map[gpu.PodUID]proposal
-	// paused are the pods for which the Defragmenter frees no cards for a while.
-	paused queue.Pauses[gpu.PodUID]
+	// blocked are the pods for which cards may be freed because of fragmentation, and paused those for which that isn't tried for a while.
+	blocked map[gpu.PodUID]blockedPod
+	paused  queue.Pauses[gpu.PodUID]
 }
 
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
-// It begins when a Defragmenter has chosen victims (add), when filter is called with the node while victims of kube-scheduler are leaving it (Tried),
-// or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits for the end of its victims, then, from freedAt on, for its pod.
-// It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
+// It begins when victims were chosen because of fragmentation (begin), when filter is called with the node while victims of kube-scheduler are leaving
+// it (Tried), or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits for the end of its victims, then, from freedAt on,
+// for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type preemptor struct {
 	pod     gpu.Pod
 	node    string
 	victims []gpu.PodUID
 	// own is true if the Executor evicts the victims, false if kube-scheduler does.
 	own bool
-	// checking is true until the Executor has checked the victims and made its first calls.
-	checking bool
 	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once TryWait has answered for that call.
 	offered time.Time
 	// freedAt is when all victims were gone; zero before.
@@ -60,44 +61,50 @@ type preemptor struct {
 // evicting reports whether the Executor is still freeing the cards.
 func (p *preemptor) evicting() bool { return p.own && p.freedAt.IsZero() }
 
-// NewPlaceKeeper returns a PlaceKeeper without preemptors. requeue makes kube-scheduler retry the rejected pods; it must return at once.
-func NewPlaceKeeper(x *Executor, requeue func()) *PlaceKeeper {
-	ps := &PlaceKeeper{Options: x.Options, executor: x, requeue: requeue}
+// NewPreemptors returns Preemptors. evictFragmented makes them evict pods for those that only fragmentation keeps pending. requeue makes kube-scheduler
+// retry the rejected pods; it must return at once.
+func NewPreemptors(x *Executor, evictFragmented bool, requeue func()) *Preemptors {
+	ps := &Preemptors{evictor: x.evictor, executor: x, evictFragmented: evictFragmented, requeue: requeue}
 	ps.clear()
 	return ps
 }
 
-// clear removes all state. The caller holds the lock, or PlaceKeeper isn't used yet.
-func (ps *PlaceKeeper) clear() {
-	ps.all, ps.proposals, ps.paused = map[gpu.PodUID]preemptor{}, map[gpu.PodUID]proposal{}, queue.Pauses[gpu.PodUID]{}
+// clear removes all state. The caller holds the lock, or the Preemptors aren't used yet.
+func (ps *Preemptors) clear() {
+	ps.all, ps.proposals = map[gpu.PodUID]preemptor{}, map[gpu.PodUID]proposal{}
+	ps.blocked, ps.paused = map[gpu.PodUID]blockedPod{}, queue.Pauses[gpu.PodUID]{}
 }
 
 // Forget removes the pod, which is no longer pending.
-func (ps *PlaceKeeper) Forget(uid gpu.PodUID) {
+func (ps *Preemptors) Forget(uid gpu.PodUID) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	delete(ps.all, uid)
 	delete(ps.proposals, uid)
+	delete(ps.blocked, uid)
 	delete(ps.paused, uid)
 }
 
-// Run gives up places as needed until ctx ends.
-func (ps *PlaceKeeper) Run(ctx context.Context) error {
+// Run gives up places and evicts pods as needed until ctx ends.
+func (ps *Preemptors) Run(ctx context.Context) error {
 	return background.Every(ctx, ps.Clock, interval, ps.Tick)
 }
 
 // Tick performs one step of Run, or gives up all places if this process isn't the leader.
-func (ps *PlaceKeeper) Tick(context.Context) {
+func (ps *Preemptors) Tick(ctx context.Context) {
 	switch {
 	case ps.Leading() != nil:
 		ps.resign()
 	case ps.Cache.Ready() == nil:
 		ps.update()
+		if ps.evictFragmented && ps.Cache.BudgetsSynced() {
+			ps.freeCards(ctx)
+		}
 	}
 }
 
 // resign gives up all places at the end of a term.
-func (ps *PlaceKeeper) resign() {
+func (ps *Preemptors) resign() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.all {
@@ -106,63 +113,15 @@ func (ps *PlaceKeeper) resign() {
 	ps.clear()
 }
 
-// mayAdd reports whether add would make the pod a preemptor.
-func (ps *PlaceKeeper) mayAdd(uid gpu.PodUID) bool {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	_, known := ps.all[uid]
-	return !known && ps.proposed(uid) == nil && !ps.paused.Has(uid, ps.Clock.Now())
-}
-
-// add makes a pod a preemptor, whose victims the Executor evicts. It returns false if it is one, or if kube-scheduler evicts pods for it.
-func (ps *PlaceKeeper) add(p preemptor) bool {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if _, known := ps.all[p.pod.UID]; known || ps.proposed(p.pod.UID) != nil || !ps.isPending(p.pod) {
-		return false
-	}
-	ps.reserve(p)
-	return true
-}
-
-// pause begins a pause of the pod, see queue.Pauses.Extend.
-func (ps *PlaceKeeper) pause(uid gpu.PodUID, least, most time.Duration) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.paused.Extend(uid, ps.Clock.Now(), least, most)
-}
-
-// pauses reports whether the pod is in a pause.
-func (ps *PlaceKeeper) pauses(uid gpu.PodUID) bool {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	return ps.paused.Has(uid, ps.Clock.Now())
-}
-
 // reserve begins or updates a preemptor: its place is kept. The caller holds the lock.
-func (ps *PlaceKeeper) reserve(p preemptor) {
+func (ps *Preemptors) reserve(p preemptor) {
 	ps.all[p.pod.UID] = p
 	ps.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
 
-// evicted records that the Executor has begun to evict the victims of a preemptor. If it hasn't, the preemptor ends.
-func (ps *PlaceKeeper) evicted(uid gpu.PodUID, begun bool) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	p, ok := ps.all[uid]
-	if !ok {
-		return
-	}
-	p.checking = false
-	ps.all[uid] = p
-	if !begun {
-		ps.end(p, queue.Retry)
-	}
-}
-
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the preemptor takes precedence.
-func (ps *PlaceKeeper) Renew(pod gpu.Pod, nominated string) bool {
+func (ps *Preemptors) Renew(pod gpu.Pod, nominated string) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, ok := ps.all[pod.UID]
@@ -175,7 +134,7 @@ func (ps *PlaceKeeper) Renew(pod gpu.Pod, nominated string) bool {
 }
 
 // update finds out which victims are gone, and ends the preemptors whose places were of no use.
-func (ps *PlaceKeeper) update() {
+func (ps *Preemptors) update() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	now := ps.Clock.Now()
@@ -195,7 +154,7 @@ func (ps *PlaceKeeper) update() {
 
 // end ends a preemptor that has failed, and begins a pause of its pod. If kube-scheduler has evicted no other pods because of it, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
-func (ps *PlaceKeeper) end(p preemptor, pause time.Duration) {
+func (ps *Preemptors) end(p preemptor, pause time.Duration) {
 	delete(ps.all, p.pod.UID)
 	ps.paused.Extend(p.pod.UID, ps.Clock.Now(), pause, queue.LongestPause)
 	ps.endReservation(p.pod)
@@ -205,14 +164,14 @@ func (ps *PlaceKeeper) end(p preemptor, pause time.Duration) {
 }
 
 // uselessPause returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
-func (ps *PlaceKeeper) uselessPause(p preemptor, slowest phase, now time.Time) time.Duration {
+func (ps *Preemptors) uselessPause(p preemptor, slowest phase, now time.Time) time.Duration {
 	freed := !p.freedAt.IsZero()
 	switch {
 	case !freed && slowest == overdue:
 		return queue.LongestPause
-	case !freed && slowest == running && !p.checking:
+	case !freed && slowest == running:
 		return queue.Retry // The eviction failed, or was not made.
-	case freed && !fits(ps.Ledger, p.pod, p.node):
+	case freed && !ps.fits(p.pod, p.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The preemptor isn't at fault.
 	case freed && now.Sub(p.freedAt) > queue.Arrival:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
@@ -221,7 +180,7 @@ func (ps *PlaceKeeper) uselessPause(p preemptor, slowest phase, now time.Time) t
 }
 
 // endReservation ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
-func (ps *PlaceKeeper) endReservation(pod gpu.Pod) {
+func (ps *Preemptors) endReservation(pod gpu.Pod) {
 	if known, ok := ps.Cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID && known.NominatedNode != "" {
 		ps.Ledger.Nominate(known.NominatedNode, pod)
 		return
@@ -243,7 +202,7 @@ const (
 
 // slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The
 // caller holds the lock.
-func (ps *PlaceKeeper) slowest(p preemptor) phase {
+func (ps *Preemptors) slowest(p preemptor) phase {
 	slowest := gone
 	proposed := ps.proposed(p.pod.UID)[p.node].Pods
 	for _, uid := range p.victims {
@@ -257,7 +216,7 @@ func (ps *PlaceKeeper) slowest(p preemptor) phase {
 }
 
 // phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
-func (ps *PlaceKeeper) phase(node string, uid gpu.PodUID) phase {
+func (ps *Preemptors) phase(node string, uid gpu.PodUID) phase {
 	_, allocation, held := ps.Ledger.Lookup(uid)
 	info, known := ps.Cache.Pod(allocation.Namespace, allocation.Name)
 	if !held {

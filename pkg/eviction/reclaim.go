@@ -42,20 +42,11 @@ type ReclaimObserver interface {
 type Reclaimer struct {
 	evictor
 	executor *Executor
-	reads    ReclaimAPI
-}
-
-// ReclaimAPI is the part of package apiserver that a Reclaimer uses beside API.
-type ReclaimAPI interface {
-	NodeAPI
-	// Claim and Volume read a PersistentVolumeClaim and a PersistentVolume.
-	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
-	Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
 }
 
 // NewReclaimer returns a Reclaimer.
-func NewReclaimer(x *Executor, reads ReclaimAPI) *Reclaimer {
-	return &Reclaimer{evictor: x.evictor, executor: x, reads: reads}
+func NewReclaimer(x *Executor) *Reclaimer {
+	return &Reclaimer{evictor: x.evictor, executor: x}
 }
 
 // Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
@@ -75,19 +66,18 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "units", len(plan.Served))
 		return time.Time{}
 	}
-	evicted, until, err := r.executor.Evict(ctx, victims(plan))
-	r.report(plan, evicted)
+	until, err = r.executor.Evict(ctx, victims(plan))
 	r.Reclaims.Reclaimed(resultOf(err))
-	logger = logger.WithValues("pods", len(evicted), "units", len(plan.Served))
-	switch {
-	case err != nil && until.IsZero():
+	logger = logger.WithValues("victims", len(plan.Victims), "units", len(plan.Served))
+	if until.IsZero() {
 		logger.Error(err, "No pod evicted for tenants below their share", "result", resultOf(err))
-	case err != nil:
+		return until
+	}
+	r.report(plan)
+	if err != nil {
 		logger.Error(err, "Not all pods evicted for tenants below their share", "result", resultOf(err))
-	case len(evicted) > 0:
-		logger.Info("Evicted pods for tenants below their share")
-	default:
-		logger.Info("Cards reserved for tenants below their share: enough pods end already")
+	} else {
+		logger.Info("Reserved cards for tenants below their share, and evicted the victims")
 	}
 	return until
 }
@@ -106,17 +96,9 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		if !ok {
 			return plan, false, err // A refusal after which there is no further plan; nil if there was none.
 		}
-		excluded, failed := r.excluded(ctx, plan)
-		if failed != nil {
+		if placeable, failed := r.narrow(ctx, need, plan); failed != nil {
 			return plan, false, failed
-		} else if len(excluded) > 0 {
-			for _, u := range need.Units {
-				for i, p := range u.Pods {
-					if excludes, found := excluded[p.UID]; found {
-						u.Pods[i].Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), excludes)
-					}
-				}
-			}
+		} else if !placeable {
 			continue
 		}
 		err = r.executor.DryRun(ctx, victims(plan))
@@ -129,66 +111,73 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	return plan, false, err
 }
 
-// excluded returns the pods of the plan that can't be placed on their nodes, each with a function that reports whether it can't use a node.
-func (r *Reclaimer) excluded(ctx context.Context, plan reclaim.Plan) (excluded map[gpu.PodUID]func(node string) bool, err error) {
+// narrow reads the pods of a plan. If one can't be placed on its node, it gets only the nodes in the need that it can use, and placeable is false.
+func (r *Reclaimer) narrow(ctx context.Context, need reclaim.Need, plan reclaim.Plan) (placeable bool, err error) {
 	var mu sync.Mutex
-	excluded = map[gpu.PodUID]func(node string) bool{}
+	usable := map[gpu.PodUID][]string{}
 	gone := victimUIDs(plan)
 	group := r.NewGroup(maxConcurrent)
 	for _, served := range plan.Served {
 		for i, pod := range served.Pods {
+			node := served.Places[i].Node
 			group.Go(func() error {
-				excludes, err := r.excludes(ctx, pod.Pod, served.Places[i].Node, gone)
+				nodes, err := r.usableNodes(ctx, pod, node, gone)
 				mu.Lock()
 				defer mu.Unlock()
-				if excludes != nil {
-					excluded[pod.UID] = excludes
+				if !slices.Contains(nodes, node) {
+					usable[pod.UID] = nodes
 				}
 				return err
 			})
 		}
 	}
-	return excluded, group.Wait()
+	if err := group.Wait(); err != nil {
+		return false, err
+	}
+	for _, u := range need.Units {
+		for i, p := range u.Pods {
+			if nodes, narrower := usable[p.UID]; narrower {
+				u.Pods[i].Nodes = nodes
+			}
+		}
+	}
+	return len(usable) == 0, nil
 }
 
-// excludes reads a pod that waits. If it can't be placed on the node, the result reports of each node whether it can't use it: of all, if it doesn't
-// wait any more or lacks a volume; of those that don't reach its volumes; or of this one, for required anti-affinity or a host port.
-func (r *Reclaimer) excludes(ctx context.Context, pod gpu.Pod, node string, victims map[gpu.PodUID]bool) (excludes func(node string) bool, err error) {
-	all := func(string) bool { return true }
-	live, err := r.readUnbound(ctx, pod)
+// usableNodes reads a pod that waits. It returns those of its nodes that it can use: none if it doesn't wait any more or lacks a volume; those that
+// reach its volumes; and not this one if required anti-affinity or a host port keeps it off.
+func (r *Reclaimer) usableNodes(ctx context.Context, pod reclaim.Pod, node string, victims map[gpu.PodUID]bool) (nodes []string, err error) {
+	live, err := r.readUnbound(ctx, pod.Pod)
 	if errors.Is(err, errOutdated) {
-		return all, nil
-	}
-	if err != nil {
+		return nil, nil
+	} else if err != nil {
 		return nil, err
 	}
 	volumes, exist, err := r.volumes(ctx, live)
-	if err != nil {
+	if err != nil || !exist {
 		return nil, err
 	}
-	if !exist {
-		return all, nil
+	nodes = pod.Nodes
+	if len(volumes) > 0 {
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return r.outOfReach(volumes, name) })
 	}
-	if r.outOfReach(volumes, node) {
-		return func(name string) bool { return r.outOfReach(volumes, name) }, nil
+	apart, err := r.keptApart(ctx, live, node, victims)
+	if apart {
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return name == node })
 	}
-	kept, err := r.keptApart(ctx, live, node, victims)
-	if kept {
-		excludes = func(name string) bool { return name == node }
-	}
-	return excludes, err
+	return nodes, err
 }
 
 // victims returns the victims of a plan with the messages of their Events.
 func victims(plan reclaim.Plan) (victims []Victim) {
 	for _, v := range plan.Victims {
-		what := "Evicted"
+		group, pod := "", v.For.Pods[0].Pod
 		if len(v.Pods) > 1 {
-			what = "Evicted with its group"
+			group = " with its group"
 		}
 		victims = append(victims, Victim{
-			Pods: IDs(v.Pods...), For: IDs(v.For.Pods[0].Pod)[0], What: what, Cause: ByShare,
-			Why: fmt.Sprintf(": tenant %s, and tenant %s", standing(plan, v.For.Tenant), standing(plan, v.Tenant)),
+			Pods: IDs(v.Pods...), For: IDs(pod)[0], Cause: ByShare,
+			Message: fmt.Sprintf("Evicted%s for pod %s: tenant %s, and tenant %s", group, pod, standing(plan, v.For.Tenant), standing(plan, v.Tenant)),
 		})
 	}
 	return victims
@@ -200,14 +189,12 @@ func standing(plan reclaim.Plan, tenant string) string {
 }
 
 // report records Events on the pods that wait.
-func (r *Reclaimer) report(plan reclaim.Plan, evicted []gpu.PodUID) {
+func (r *Reclaimer) report(plan reclaim.Plan) {
 	for _, served := range plan.Served {
 		n, losers := 0, map[string]bool{}
 		for _, v := range plan.Victims {
-			for _, pod := range v.Pods {
-				if v.For.Pods[0].UID == served.Pods[0].UID && slices.Contains(evicted, pod.UID) {
-					n, losers[v.Tenant] = n+1, true
-				}
+			if v.For.Pods[0].UID == served.Pods[0].UID {
+				n, losers[v.Tenant] = n+len(v.Pods), true
 			}
 		}
 		if n == 0 {

@@ -63,7 +63,7 @@ func newReclaimFixture() *reclaimFixture {
 	f.Reclaimer = NewReclaimer(NewExecutor(Options{
 		API: f.server, Ledger: f.cluster.ledger, Cache: f.cluster, Recorder: recorder, Observer: f.observer, Reclaims: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return f.standby }, Clock: f.clock, NewGroup: background.Goroutines,
-	}, recordName), f.server)
+	}, recordName))
 	f.executor.Tick(context.Background())
 	return f
 }

@@ -5,23 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
+
+	"github.com/gpushare/gpushare/pkg/queue"
 )
 
 // The record is a ConfigMap with the groups whose evictions have begun, so that a new leader can finish them. keyHolder names the term that
 // wrote it last.
 const keyGroups, keyHolder = "groups", "holder"
 
-// maxConflicts limits the attempts of one write: Evict and Tick can write at the same time.
-const maxConflicts = 5
-
-// errOtherHolder means that another process has written the record. If this process still leads, it reads the record again.
-var errOtherHolder = errors.New("another extender has written the record of evictions")
+// errNotHeld means that this process can't begin evictions for others now: it has not read the record in this term yet, or another one holds it.
+var errNotHeld = errors.New("this extender doesn't hold the record of evictions")
 
 // decodeGroups returns the groups of the record's text. It leaves out what isn't a group.
 func decodeGroups(text string) (groups []*group, err error) {
@@ -34,85 +34,91 @@ func decodeGroups(text string) (groups []*group, err error) {
 	return slices.DeleteFunc(groups, func(g *group) bool { return g == nil || len(g.Pods) == 0 }), nil
 }
 
-// readRecord returns the groups of the record, and begins to hold it.
-func (x *Executor) readRecord(ctx context.Context) ([]*group, error) {
-	object, err := x.API.ConfigMap(ctx, x.record.Namespace, x.record.Name)
-	if apierrors.IsNotFound(err) {
-		object, err = x.API.CreateConfigMap(ctx, x.record.Namespace, x.record.Name)
-	}
+// inherit reads the groups of the former leader, and begins to hold the record: the former leader, if it still runs, can't write it any more.
+func (x *Executor) inherit(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			x.Observer.EvictionRecordFailed()
+			err = fmt.Errorf("reading ConfigMap %s: %w", x.record, err)
+		}
+	}()
+	object, err := x.readRecord(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("reading ConfigMap %s: %w", x.record, err)
+		return err
 	}
-	x.mu.Lock()
-	x.version, x.holder = object.ResourceVersion, string(uuid.NewUUID())
-	x.mu.Unlock()
 	groups, err := decodeGroups(object.Data[keyGroups])
 	if err != nil {
 		x.Observer.EvictionRecordFailed()
 		klog.FromContext(ctx).Error(err, "Record of evictions can't be read, ignored: groups that a former leader evicted in part keep their other pods",
 			"configMap", x.record)
 	}
-	return groups, nil
+	now, holder := x.Clock.Now(), string(uuid.NewUUID())
+	groups = slices.DeleteFunc(groups, func(g *group) bool { return now.Sub(g.Began) > outdatedAfter })
+	if err := x.patchRecord(ctx, object, holder, groups); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.holder = holder
+	for _, g := range groups {
+		g.Message = fmt.Sprintf("Evicted after others for pod %s, of which a former leader of the extender began the evictions", g.For.pod())
+		g.until = now.Add(queue.Arrival)
+		x.groups[g.id()] = g
+	}
+	return nil
 }
 
-// writeRecord writes the present groups. That another process leads, or has written, isn't counted as a failure.
-func (x *Executor) writeRecord(ctx context.Context) (err error) {
-	standby := false
-	defer func() {
-		if err != nil {
-			x.mu.Lock()
-			x.unwritten = true
-			x.mu.Unlock()
-			if !standby {
-				x.Observer.EvictionRecordFailed()
-			}
-			err = fmt.Errorf("writing ConfigMap %s: %w", x.record, err)
-		}
-	}()
-	for range maxConflicts {
+// writeRecord writes the present groups, if this process leads and still has the term. That another process holds the record isn't counted as a failure.
+func (x *Executor) writeRecord(ctx context.Context, holder string) error {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error { // Evict and Tick can write at the same time.
 		if err := x.Leading(); err != nil {
-			standby = true
 			return err
 		}
+		object, err := x.readRecord(ctx)
+		if err != nil {
+			return err
+		}
+		if other := object.Data[keyHolder]; other != holder && other != "" { // It has none if a user has deleted or emptied it.
+			x.resign()
+			return errNotHeld
+		}
 		x.mu.Lock()
-		version, holder := x.version, x.holder
-		text, err := json.Marshal(x.present())
+		groups, held := x.sorted(), x.holder == holder
 		x.unwritten = false
 		x.mu.Unlock()
-		if err != nil {
-			return err
+		if !held {
+			return errNotHeld
 		}
-		object, err := x.API.PatchConfigMap(ctx, x.record.Namespace, x.record.Name, version, map[string]string{keyGroups: string(text), keyHolder: holder})
-		written := err == nil
-		switch {
-		case apierrors.IsConflict(err):
-			object, err = x.API.ConfigMap(ctx, x.record.Namespace, x.record.Name)
-		case apierrors.IsNotFound(err):
-			object, err = x.API.CreateConfigMap(ctx, x.record.Namespace, x.record.Name)
-		}
-		if err != nil {
-			return err
-		}
-		// It has no holder if a user has deleted or emptied it.
-		if other := object.Data[keyHolder]; other != holder && other != "" {
-			x.resign()
-			standby = true
-			return errOtherHolder
-		}
-		x.mu.Lock()
-		x.version = object.ResourceVersion
-		x.mu.Unlock()
-		if written {
-			return nil
-		}
+		return x.patchRecord(ctx, object, holder, groups)
+	})
+	if err == nil {
+		return nil
 	}
-	return errors.New("it was changed by another writer at each attempt")
+	x.mu.Lock()
+	x.unwritten = true
+	x.mu.Unlock()
+	if x.Leading() == nil && !errors.Is(err, errNotHeld) {
+		x.Observer.EvictionRecordFailed()
+	}
+	return fmt.Errorf("writing ConfigMap %s: %w", x.record, err)
 }
 
-// present returns the groups in a stable order. The caller holds the lock.
-func (x *Executor) present() (groups []*group) {
-	for _, uid := range slices.Sorted(maps.Keys(x.groups)) {
-		groups = append(groups, x.groups[uid])
+// readRecord reads the record, or creates an empty one.
+func (x *Executor) readRecord(ctx context.Context) (*corev1.ConfigMap, error) {
+	object, err := x.API.ConfigMap(ctx, x.record.Namespace, x.record.Name)
+	if apierrors.IsNotFound(err) {
+		return x.API.CreateConfigMap(ctx, x.record.Namespace, x.record.Name)
 	}
-	return groups
+	return object, err
+}
+
+// patchRecord writes the groups and their holder to the record, if nobody has written to it since it was read.
+func (x *Executor) patchRecord(ctx context.Context, read *corev1.ConfigMap, holder string, groups []*group) error {
+	text, err := json.Marshal(groups)
+	if err != nil {
+		return err
+	}
+	data := map[string]string{keyGroups: string(text), keyHolder: holder}
+	_, err = x.API.PatchConfigMap(ctx, x.record.Namespace, x.record.Name, read.ResourceVersion, data)
+	return err
 }

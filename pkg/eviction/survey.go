@@ -106,10 +106,9 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 		delete(allocations, uid)
 	}
 	for uid, allocation := range allocations {
-		if allocation.Priority >= s.pod.Priority || !certain(allocation) || pods[uid] != nil && !frees(pods[uid], s.now) {
-			continue
+		if allocation.Priority < s.pod.Priority {
+			node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
 		}
-		node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
 	}
 	node.Budgets = s.budgets.allowed
 	return node, true

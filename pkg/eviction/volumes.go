@@ -28,9 +28,9 @@ func (r *Reclaimer) volumes(ctx context.Context, pod *corev1.Pod) (volumes []*co
 			break
 		}
 		var bound *corev1.PersistentVolume
-		claim, err := r.reads.Claim(ctx, pod.Namespace, name)
+		claim, err := r.API.Claim(ctx, pod.Namespace, name)
 		if err == nil && claim.Spec.VolumeName != "" {
-			bound, err = r.reads.Volume(ctx, claim.Spec.VolumeName)
+			bound, err = r.API.Volume(ctx, claim.Spec.VolumeName)
 		}
 		switch {
 		case apierrors.IsNotFound(err):

@@ -14,7 +14,6 @@ import (
 type clusterCache interface {
 	eviction.Cache
 	requeue.Cache
-	eviction.OveruseCache
 	AddHandler(h clustercache.Handler) error
 	Run(ctx context.Context) error
 	AwaitReady(ctx context.Context) error

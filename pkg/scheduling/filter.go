@@ -18,7 +18,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 	pod := s.podInfo(object)
 	if pod.RequestError != "" {
 		s.requeue.ForgetRejection(pod.UID) // No memory that comes free helps it.
-		s.defragmenter.Forget(pod.UID)
+		s.preemptors.Unblock(pod.UID)
 		return FilterResult{Nodes: nodes, Message: pod.RequestError}, nil
 	}
 	s.failures.Tried(s.Clock.Now())
@@ -98,9 +98,9 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 	s.nominator.Rejected(c.pod.UID, c.Nodes)
 	switch {
 	case c.elsewhere:
-		s.defragmenter.Forget(c.pod.UID) // No pod is evicted for it meanwhile.
+		s.preemptors.Unblock(c.pod.UID) // No pod is evicted for it meanwhile.
 	case !c.pod.NeverPreempts && !s.ledger.NeedsTurn(c.pod.Pod):
-		s.defragmenter.Rejected(c.pod.Pod, c.pod.NominatedNode, c.full(), c.now)
+		s.preemptors.Rejected(c.pod.Pod, c.pod.NominatedNode, c.full(), c.now)
 	}
 }
 
@@ -108,7 +108,7 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 func (s *Scheduler) recordPass(c *filterCall) {
 	// If a later step rejects the nominated node, the pod is requeued, since other nodes may fit.
 	s.requeue.Passed(c.pod.UID, c.onlyNominated || len(c.Passed) < c.fitting)
-	s.defragmenter.Forget(c.pod.UID)
+	s.preemptors.Unblock(c.pod.UID)
 	s.nominator.Passed(c.pod.UID)
 	if c.Reasons == nil || len(c.Passed) == 1 { // kube-scheduler doesn't call prioritize for a single node.
 		s.addTentative(c.pod.Pod, c.Names(), c.now)

@@ -64,10 +64,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Reclaims: o.FairShare.Observer,
 	}
 	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
-	s.preemptors = eviction.NewPlaceKeeper(s.executor, func() { s.requeue.All("") })
-	if o.EvictFragmented {
-		s.defragmenter = eviction.NewDefragmenter(s.executor, s.preemptors)
-	}
+	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMemberEvictor(evictions, o.Gangs.Observer.GangEvicted)
 	}
@@ -79,7 +76,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	s.groups.nominator = s.nominator
 	s.waiting = s.newWaiting()
 	if o.EvictOverusers {
-		s.overusers = eviction.NewOveruseEvictor(evictions, s.API, s.cache, s.groups.manager)
+		s.overusers = eviction.NewOveruseEvictor(evictions, s.groups.manager)
 	}
 	s.ledger.AddFreedListener(s.requeue.Freed)
 	s.ledger.AddFreedListener(func(string) { s.groups.manager.MemoryFreed() })
@@ -126,7 +123,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, turnRules *dispatch.TurnRul
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
 		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
 	}
-	f.manager, f.reclaimer = dispatch.New(options), eviction.NewReclaimer(s.executor, s.API)
+	f.manager, f.reclaimer = dispatch.New(options), eviction.NewReclaimer(s.executor)
 	return f
 }
 

@@ -51,7 +51,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Defragmenter frees a card on these nodes, and violates no budget.
+	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Preemptors free a card on these nodes, and violate no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
 	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)

@@ -34,7 +34,6 @@ import (
 type API interface {
 	binding.API
 	eviction.API
-	eviction.ReclaimAPI
 	sampling.API
 	AnnotateNode(ctx context.Context, node, key, value string) error
 	// OpenGate removes one scheduling gate of a pod.
@@ -64,8 +63,7 @@ type Options struct {
 	// SampleSize returns the smallest number of candidate nodes that can be a sample, in a cluster of that many nodes, see package sampling. It is nil
 	// if filter calls always have every node that passes kube-scheduler's own filters.
 	SampleSize func(nodes int) int
-	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see
-	// eviction.Defragmenter.
+	// EvictFragmented allows the eviction of lower-priority pods for a pod that only fragmentation keeps pending, see eviction.Preemptors.
 	EvictFragmented bool
 	// EvictionRecord is the ConfigMap in which evictions for other pods are recorded before they begin.
 	EvictionRecord types.NamespacedName
@@ -115,10 +113,9 @@ type Scheduler struct {
 	requeue    *requeue.Requeuer
 	binder     *binding.Binder
 	executor   *eviction.Executor
-	preemptors *eviction.PlaceKeeper
-	// defragmenter is nil if no pod is evicted because of fragmentation, members are nil without gangs.
-	defragmenter *eviction.Defragmenter
-	members      *eviction.MemberEvictor
+	preemptors *eviction.Preemptors
+	// members are nil without gangs.
+	members *eviction.MemberEvictor
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.OveruseEvictor
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
@@ -154,9 +151,6 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	g.Go(func() error { return s.nominator.Run(ctx) })
 	g.Go(func() error { return s.preemptors.Run(ctx) })
 	g.Go(func() error { return s.waiting.run(ctx) })
-	if s.defragmenter != nil {
-		g.Go(func() error { return s.defragmenter.Run(ctx) })
-	}
 	if s.evictsForOthers() {
 		g.Go(func() error { return s.executor.Run(ctx) })
 	}

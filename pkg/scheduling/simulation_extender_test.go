@@ -188,9 +188,6 @@ func (r *replica) second() {
 				r.scheduler.executor.Tick(r.w.context())
 			}
 			r.scheduler.preemptors.Tick(r.w.context())
-			if r.scheduler.defragmenter != nil {
-				r.scheduler.defragmenter.Tick(r.w.context())
-			}
 			r.evicting = false
 		})
 	}

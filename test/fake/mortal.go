@@ -17,11 +17,14 @@ type EvictionAPI interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
 	CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error)
 	PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error)
+	PodsOn(ctx context.Context, node string) ([]corev1.Pod, error)
+	Claim(ctx context.Context, namespace, name string) (*corev1.PersistentVolumeClaim, error)
+	Volume(ctx context.Context, name string) (*corev1.PersistentVolume, error)
 }
 
 // Mortal is the API of a process that dies at a call: before the API server has made it, or after that, so that the answer is lost.
 type Mortal struct {
-	API EvictionAPI
+	EvictionAPI
 	// Left is the number of the call at which the process dies. After is true if the API server makes it.
 	Left  int
 	After bool
@@ -50,7 +53,7 @@ func call[T any](m *Mortal, make func() (T, error)) (T, error) {
 // Evict implements EvictionAPI.
 func (m *Mortal) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bool) error {
 	_, err := call(m, func() (bool, error) {
-		err := m.API.Evict(ctx, pod, grace, dryRun)
+		err := m.EvictionAPI.Evict(ctx, pod, grace, dryRun)
 		if err == nil && !dryRun && m.Evicted != nil {
 			*m.Evicted = append(*m.Evicted, pod.Name)
 		}
@@ -61,20 +64,22 @@ func (m *Mortal) Evict(ctx context.Context, pod gpu.Pod, grace *int64, dryRun bo
 
 // Pod implements EvictionAPI.
 func (m *Mortal) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	return call(m, func() (*corev1.Pod, error) { return m.API.Pod(ctx, namespace, name) })
+	return call(m, func() (*corev1.Pod, error) { return m.EvictionAPI.Pod(ctx, namespace, name) })
 }
 
 // ConfigMap implements EvictionAPI.
 func (m *Mortal) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.ConfigMap(ctx, namespace, name) })
+	return call(m, func() (*corev1.ConfigMap, error) { return m.EvictionAPI.ConfigMap(ctx, namespace, name) })
 }
 
 // CreateConfigMap implements EvictionAPI.
 func (m *Mortal) CreateConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.CreateConfigMap(ctx, namespace, name) })
+	return call(m, func() (*corev1.ConfigMap, error) { return m.EvictionAPI.CreateConfigMap(ctx, namespace, name) })
 }
 
 // PatchConfigMap implements EvictionAPI.
 func (m *Mortal) PatchConfigMap(ctx context.Context, namespace, name, version string, data map[string]string) (*corev1.ConfigMap, error) {
-	return call(m, func() (*corev1.ConfigMap, error) { return m.API.PatchConfigMap(ctx, namespace, name, version, data) })
+	return call(m, func() (*corev1.ConfigMap, error) {
+		return m.EvictionAPI.PatchConfigMap(ctx, namespace, name, version, data)
+	})
 }

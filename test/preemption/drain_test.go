@@ -94,14 +94,14 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 			}
 			waits := eviction.IDs(pods["w"])[0]
 			victim := func(pods ...gpu.Pod) eviction.Victim {
-				return eviction.Victim{Pods: eviction.IDs(pods...), For: waits, What: "Evicted", Cause: eviction.ByShare}
+				return eviction.Victim{Pods: eviction.IDs(pods...), For: waits, Message: "Evicted", Cause: eviction.ByShare}
 			}
 			victims := []eviction.Victim{victim(pods["g1"], pods["g2"], pods["g3"]), victim(pods["s"])}
 			var evicted []string
 			clock := clocktesting.NewFakeClock(time.Now())
 			lead := func(left int) *eviction.Executor {
 				return eviction.NewExecutor(eviction.Options{
-					API: &fake.Mortal{API: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
+					API: &fake.Mortal{EvictionAPI: api, Left: left, After: true, Evicted: &evicted}, Cache: synced{Namespace: s},
 					Recorder: record.NewFakeRecorder(100), Observer: &fake.Observer{}, Reclaims: &fake.Observer{},
 					AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: clock, NewGroup: background.Goroutines,
 				}, types.NamespacedName{Namespace: s.ID, Name: "evictions"})
@@ -113,7 +113,7 @@ func TestLeaderDiesBesideDrain(t *testing.T) {
 				drain.Go(func() { _ = api.Evict(context.Background(), pods[name], nil, false) }) // A budget can forbid it.
 			}
 			if first.DryRun(t.Context(), victims) == nil {
-				_, _, _ = first.Evict(t.Context(), victims)
+				_, _ = first.Evict(t.Context(), victims)
 			}
 			drain.Wait()
 			before := slices.Clone(evicted)

@@ -23,7 +23,7 @@ import (
 	"github.com/gpushare/gpushare/test/fake"
 )
 
-func TestDefragmenter(t *testing.T) {
+func TestFragmentation(t *testing.T) {
 	f := newFixture(t, nil)
 	f.reject(f.pending, "n1")
 	f.later(cycle - 1)
@@ -60,7 +60,7 @@ func TestDefragmenter(t *testing.T) {
 	}
 }
 
-func TestDefragmenterVictims(t *testing.T) {
+func TestFragmentationVictims(t *testing.T) {
 	cordoned := fake.Node("n2", 16)
 	cordoned.Spec.Unschedulable = true
 	for name, test := range map[string]struct {
@@ -88,7 +88,7 @@ func TestDefragmenterVictims(t *testing.T) {
 }
 
 // A pod that asks for two cards gets them freed both at once: the second card is the one that is in pieces.
-func TestDefragmenterOfSeveralCards(t *testing.T) {
+func TestFragmentationOfSeveralCards(t *testing.T) {
 	f := newFixture(t, func(f *fixture) {
 		f.b12 = fake.Pod("b15", 15, fake.Bound("n1", 1), fake.Priority(2))
 		f.pending = fake.Pod("pending", 4, fake.Cards(2), fake.Priority(9))
@@ -132,7 +132,7 @@ func TestNoEviction(t *testing.T) {
 		"another pod has its name":            {after: func(f *fixture) { f.report(fake.Edited(f.pending, func(pod *corev1.Pod) { pod.UID = "another" })) }},
 		"a card has room":                     {after: func(f *fixture) { f.delete(f.a7) }},
 		"the candidate nodes are out of date": {after: func(f *fixture) { f.clock.Step(candidatesLife) }},
-		"filter has passed it":                {after: func(f *fixture) { f.defragmenter.Forget("uid-pending") }},
+		"filter has passed it":                {after: func(f *fixture) { f.Unblock("uid-pending") }},
 		"this replica doesn't lead":           {after: func(f *fixture) { f.standby = errors.New("standby") }},
 		"the cache isn't synced":              {after: func(f *fixture) { f.notReady = errLost }},
 		"the budgets aren't synced":           {after: func(f *fixture) { f.budgetsNotSynced = errLost }},
@@ -319,7 +319,7 @@ func TestNoEvictionAfterPass(t *testing.T) {
 		want      []string
 	}{
 		"nothing happens":  {func(*fixture) {}, []string{"?a5", "?c12", "c12"}},
-		"filter passes it": {func(f *fixture) { f.defragmenter.Forget("uid-second") }, []string{"?a5"}},
+		"filter passes it": {func(f *fixture) { f.Unblock("uid-second") }, []string{"?a5"}},
 		"kube-scheduler evicts pods for it": {func(f *fixture) {
 			f.Proposed("uid-second", map[string]preemption.Victims{"n2": {Pods: []gpu.PodUID{"uid-d12"}}})
 		}, []string{"?a5"}},
@@ -407,7 +407,6 @@ func TestEvictionReservesCardFromTheStart(t *testing.T) {
 	f := newFixture(t, nil)
 	var cards []int
 	f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error {
-		f.Tick(t.Context()) // The PlaceKeeper don't wait for the API server.
 		allocation, err := f.ledger.Reserve("n1", gpu.Pod{UID: "other", Priority: 9, Request: 3}, placement.Binpack, begin)
 		if err != nil {
 			return err
@@ -527,11 +526,11 @@ func TestReservationAfterNomination(t *testing.T) {
 // The number of candidate nodes that are kept is limited.
 func TestBlockedNodesAreBounded(t *testing.T) {
 	f := newFixture(t, nil)
-	f.defragmenter.Rejected(protocol.Pod(f.pending), "", func(yield func(string) bool) {
+	f.Rejected(protocol.Pod(f.pending), "", func(yield func(string) bool) {
 		for yield("n1") {
 		}
 	}, begin)
-	if n := len(f.defragmenter.blocked["uid-pending"].nodes); n != maxBlockedNodes {
+	if n := len(f.blocked["uid-pending"].nodes); n != maxBlockedNodes {
 		t.Errorf("%d nodes are kept", n)
 	}
 }
@@ -559,14 +558,12 @@ func BenchmarkHopeless(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				f.clear()
-				clear(f.defragmenter.blocked)
 				for _, pod := range blocked {
 					f.reject(pod, names...)
 				}
 				f.clock.Step(cycle)
 				b.StartTimer()
 				f.Tick(b.Context())
-				f.defragmenter.Tick(b.Context())
 			}
 		})
 	}
