@@ -30,50 +30,45 @@ type Handler interface {
 	Synced()
 }
 
-// podEvents returns the event handlers that update the pending pods, and then pass changes of pods to the handler.
-func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
+// eventHandlers returns the event handlers that call updated for each new or changed object, which has no old state if it is new, and deleted with
+// the last known state of each deleted one.
+func eventHandlers[T any](updated func(old, object *T), deleted func(object *T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) {
-			if pod, ok := object.(*PodInfo); ok {
-				c.pending.update(pod, c.Clock.Now())
-				h.PodUpdated(nil, pod)
-			}
-		},
-		UpdateFunc: func(before, after any) {
-			old, _ := before.(*PodInfo)
-			pod, ok := after.(*PodInfo)
-			if !ok {
-				return
-			}
-			if old != nil && old.UID != pod.UID {
-				c.pending.remove(old.UID)
-			}
-			c.pending.update(pod, c.Clock.Now())
-			h.PodUpdated(old, pod)
-		},
+		AddFunc:    func(object any) { updated(nil, object.(*T)) },
+		UpdateFunc: func(old, object any) { updated(old.(*T), object.(*T)) },
 		DeleteFunc: func(object any) {
-			if pod, ok := lastState(object).(*PodInfo); ok {
-				c.pending.remove(pod.UID)
-				h.PodDeleted(pod)
+			if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok { // The watch missed the deletion.
+				object = unknown.Obj
+			}
+			if last, ok := object.(*T); ok {
+				deleted(last)
 			}
 		},
 	}
 }
 
-func nodeEvents(h Handler) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(object any) { h.NodeUpdated(object.(*corev1.Node)) },
-		UpdateFunc: func(before, after any) {
-			if old, node := before.(*corev1.Node), after.(*corev1.Node); relevantChange(old, node) {
-				h.NodeUpdated(node)
-			}
-		},
-		DeleteFunc: func(object any) {
-			if node, ok := lastState(object).(*corev1.Node); ok {
-				h.NodeDeleted(node.Name)
-			}
-		},
+// podEvents returns the event handlers that update the pending pods, and then pass changes of pods to the handler.
+func (c *Cache) podEvents(h Handler) cache.ResourceEventHandler {
+	updated := func(old, pod *PodInfo) {
+		if old != nil && old.UID != pod.UID {
+			c.pending.remove(old.UID)
+		}
+		c.pending.update(pod, c.Clock.Now())
+		h.PodUpdated(old, pod)
 	}
+	return eventHandlers(updated, func(pod *PodInfo) {
+		c.pending.remove(pod.UID)
+		h.PodDeleted(pod)
+	})
+}
+
+func nodeEvents(h Handler) cache.ResourceEventHandler {
+	updated := func(old, node *corev1.Node) {
+		if old == nil || relevantChange(old, node) {
+			h.NodeUpdated(node)
+		}
+	}
+	return eventHandlers(updated, func(node *corev1.Node) { h.NodeDeleted(node.Name) })
 }
 
 // NamespaceHandler receives the changes of namespaces, in the order of the watch.
@@ -84,23 +79,8 @@ type NamespaceHandler interface {
 }
 
 func namespaceEvents(h NamespaceHandler) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { h.NamespaceUpdated(object.(*corev1.Namespace)) },
-		UpdateFunc: func(_, after any) { h.NamespaceUpdated(after.(*corev1.Namespace)) },
-		DeleteFunc: func(object any) {
-			if namespace, ok := lastState(object).(*corev1.Namespace); ok {
-				h.NamespaceDeleted(namespace.Name)
-			}
-		},
-	}
-}
-
-// lastState returns the last known state of a deleted object. If the watch missed the deletion, it comes in a wrapper.
-func lastState(object any) any {
-	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		return unknown.Obj
-	}
-	return object
+	updated := func(_, namespace *corev1.Namespace) { h.NamespaceUpdated(namespace) }
+	return eventHandlers(updated, func(namespace *corev1.Namespace) { h.NamespaceDeleted(namespace.Name) })
 }
 
 // relevantChange reports whether an update of a node must be passed to the handler. Most updates needn't.

@@ -96,15 +96,8 @@ func (c *Cache) listPodGroups(ctx context.Context, options metav1.ListOptions) e
 }
 
 func podGroupEvents(h PodGroupHandler) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { h.PodGroupUpdated(object.(*schedulingv1beta1.PodGroup)) },
-		UpdateFunc: func(_, after any) { h.PodGroupUpdated(after.(*schedulingv1beta1.PodGroup)) },
-		DeleteFunc: func(object any) {
-			if group, ok := lastState(object).(*schedulingv1beta1.PodGroup); ok {
-				h.PodGroupDeleted(group.Namespace, group.Name)
-			}
-		},
-	}
+	updated := func(_, group *schedulingv1beta1.PodGroup) { h.PodGroupUpdated(group) }
+	return eventHandlers(updated, func(group *schedulingv1beta1.PodGroup) { h.PodGroupDeleted(group.Namespace, group.Name) })
 }
 
 func trimPodGroup(group *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroup {

@@ -163,14 +163,13 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 	}
 	// If none of many pods fits any node, this one check is enough.
 	_, some := leastOf(a.Ledger, requests).anyFit()
-	for i, pod := range inSample {
+	for _, pod := range inSample {
 		if some {
-			node, helps = a.roomFor(pod)
-			if helps {
+			if node, helps = a.roomFor(pod); helps {
 				return node, true
 			}
 		}
-		a.drop(requests[i].UID, due[requests[i].UID])
+		a.drop(pod.UID, due[pod.UID])
 	}
 	return "", false
 }

@@ -132,14 +132,6 @@ func New(o Options) *Nominator {
 	}
 }
 
-// start begins a write.
-func (n *Nominator) start(write func()) {
-	n.writes.Go(func() error {
-		write()
-		return nil
-	})
-}
-
 // Updated passes on the state of a pod, as the watch reports it.
 func (n *Nominator) Updated(pod *clustercache.PodInfo) {
 	n.mu.Lock()
@@ -170,19 +162,22 @@ func (n *Nominator) Gone(uid gpu.PodUID) {
 }
 
 // Keeps reports whether the ledger's nomination of the pod stays although the watch shows none: its write is in progress.
-func (n *Nominator) Keeps(uid gpu.PodUID) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.pods[uid]
-	return p != nil && p.state == writing
-}
+func (n *Nominator) Keeps(uid gpu.PodUID) bool { return n.pod(uid).state == writing }
 
 // Nominated reports whether the pod was nominated here to the node.
 func (n *Nominator) Nominated(uid gpu.PodUID, node string) bool {
+	p := n.pod(uid)
+	return p.state != done && p.node == node
+}
+
+// pod returns what is kept of a pod; the zero value if nothing is.
+func (n *Nominator) pod(uid gpu.PodUID) nominatedPod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := n.pods[uid]
-	return p != nil && p.state != done && node == p.node
+	if p := n.pods[uid]; p != nil {
+		return *p
+	}
+	return nominatedPod{}
 }
 
 // Run nominates pods until ctx ends.
@@ -201,7 +196,7 @@ func (n *Nominator) Tick(ctx context.Context) {
 		return
 	}
 	for _, pod := range n.expired() {
-		n.start(func() { n.write(ctx, pod, "") })
+		n.writes.Go(func() error { n.write(ctx, pod, ""); return nil })
 	}
 	n.nominateDue(ctx)
 }
@@ -221,7 +216,7 @@ func (n *Nominator) nominateDue(ctx context.Context) {
 	}
 	for _, c := range due { // This loop waits if the API server is slow, so every choice is recorded before it.
 		if c.node != "" {
-			n.start(func() { n.write(ctx, c.pod, c.node) })
+			n.writes.Go(func() error { n.write(ctx, c.pod, c.node); return nil })
 		}
 	}
 	if givenUp {

@@ -70,7 +70,7 @@ func (n *Nominator) Offered(pod *clustercache.PodInfo, nodes []string) []string 
 	if pod.Member == nil || pod.Member.Gang.Native || pod.NeverPreempts {
 		return nodes
 	}
-	nominated := len(nodes) == 1 && nodes[0] == pod.NominatedNode && n.knows(pod.UID)
+	nominated := len(nodes) == 1 && nodes[0] == pod.NominatedNode && n.pod(pod.UID) != (nominatedPod{})
 	if !nominated && !n.isSample(nodes) || !n.helps(pod, nodes) {
 		return nodes
 	}
@@ -151,13 +151,6 @@ func (n *Nominator) Requested(uid gpu.PodUID) bool {
 	defer n.mu.Unlock()
 	_, begun := n.requests[uid]
 	return begun
-}
-
-// knows reports whether the pod was nominated to a node outside the sample that rejected it.
-func (n *Nominator) knows(uid gpu.PodUID) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.pods[uid] != nil
 }
 
 // Rejected records that filter rejects the candidate nodes. If the only candidate is the node to which the pod was nominated, either other pods

@@ -238,3 +238,16 @@ func TestFilterTentative(t *testing.T) {
 		passed(third)
 	})
 }
+
+// Filter decides from the cache only if this has the pod in the state of the call.
+func TestFilterStateOfPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		version := func(v string) fake.PodEdit { return func(pod *corev1.Pod) { pod.ResourceVersion = v } }
+		pod := fake.Pod("p", 60, version("7"))
+		f := start(t, Options{}, fake.Node("n1", 100), pod)
+		for v, want := range map[string][]string{"7": {"n1"}, "8": {}} {
+			// In another state, the pod asks for two cards, which the node doesn't have.
+			check.Equal(t, "nodes for version "+v, want, f.filter(fake.Edited(pod, fake.Cards(2), version(v)), "n1").Names())
+		}
+	})
+}
