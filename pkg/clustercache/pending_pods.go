@@ -24,18 +24,13 @@ type pendingPod struct {
 
 // list returns the pods by name. It sorts them without the lock.
 func (s *pendingPods) list() []*PodInfo {
-	pods := s.all()
-	slices.SortFunc(pods, byName)
-	return pods
-}
-
-func (s *pendingPods) all() []*PodInfo {
 	s.mu.RLock()
-	defer s.mu.RUnlock()
 	pods := make([]*PodInfo, 0, len(s.pods))
 	for _, pod := range s.pods {
 		pods = append(pods, pod.info)
 	}
+	s.mu.RUnlock()
+	slices.SortFunc(pods, byName)
 	return pods
 }
 

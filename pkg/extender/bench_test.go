@@ -122,11 +122,14 @@ func BenchmarkVerbs(b *testing.B) {
 	for _, nodes := range []int{100, 1000, 5000} {
 		f := crowded(b, nodes, 7, filterBest(32))
 		for name, request := range cases {
-			args := nodesRequest(usualPod("p", request), f.names...)
+			pod := usualPod(name, request)
+			f.addPod(pod) // kube-scheduler's watch is rarely ahead.
+			args := nodesRequest(pod, f.names...)
 			b.Run(fmt.Sprintf("filter/%s/nodes=%d", name, nodes), func(b *testing.B) { repeat(b, f.request(b, "filter", args)) })
 		}
 		two := usualPod("two", 4000)
 		two.Labels[protocol.LabelCount] = "2"
+		f.addPod(two)
 		several := nodesRequest(two, f.names...)
 		b.Run(fmt.Sprintf("filter/two-cards/nodes=%d", nodes), func(b *testing.B) { repeat(b, f.request(b, "filter", several)) })
 		args := nodesRequest(usualPod("p", 2000), f.names...)
