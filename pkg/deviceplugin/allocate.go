@@ -47,9 +47,9 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 		return nil, err // The kubelet doesn't wait for the answer any more.
 	}
 	request, devices := gpu.Memory(len(ids)), allocation.NewDeviceSet(ids)
-	preferred := a.preferred
-	if devices != a.preferredDevices {
-		preferred = allocation.Preference{}
+	var preferred allocation.Preference
+	if devices == a.preferredDevices { // It counts once: the kubelet gives the devices of an init container to others without asking for a preference.
+		preferred, a.preferredDevices = a.preferred, allocation.DeviceSet{}
 	}
 	decision := a.readAndDecide(ctx, request, preferred)
 	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit())

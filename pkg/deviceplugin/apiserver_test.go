@@ -190,7 +190,7 @@ func TestAPIServerHangs(t *testing.T) {
 	p, stop := b.start(newCards(16))
 	k.awaitDevices(16, 16)
 	pods := []*corev1.Pod{
-		newPod("a", container("x", 2), container("y", 2), assumed(0, 1)), newPod("b", main(3), assumed(0, 2)), newPod("unassigned", main(1)),
+		newPod("a", initStep(2), container("x", 2), container("y", 2), assumed(0, 1)), newPod("b", main(3), assumed(0, 2)), newPod("unassigned", main(1)),
 	}
 	b.create(p, pods...)
 	lists := b.hanging.lists.Load()

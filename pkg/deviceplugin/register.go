@@ -46,10 +46,11 @@ type registrar struct {
 	dir     string
 	service *service
 	cards   *cardState
+	events  events.EventRecorder
+	// node is the object of the Events.
+	node *corev1.ObjectReference
 	// beforeRegister is called before each registration with a kubelet.
 	beforeRegister func(context.Context)
-	events         events.EventRecorder
-	node           *corev1.ObjectReference
 	// podResources is the socket of the kubelet's PodResources service; empty if the kubelet isn't to be asked.
 	podResources string
 	// cleanup and absence are the constants of the same names.
