@@ -178,12 +178,12 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
 	planned := map[string]bool{}
 	for r := range mgr.placed {
-		for _, pm := range r.plan.order {
-			planned[pm.node] = planned[pm.node] || lower(r)
+		for i := 0; lower(r) && i < len(r.plan.order); i++ {
+			planned[r.plan.order[i].node] = true
 		}
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !planned[node] })
-	if pod.Request == 0 || len(nodes) == 0 {
+	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
 		return false
 	}
 	yields := func(r *run) bool {

@@ -328,6 +328,7 @@ func BenchmarkLock(b *testing.B) {
 			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
 		},
 		"Outranked":              func() { f.Outranked(pod("asking", 1, -1), names) },
+		"FitsWithoutAssumed":     func() { f.FitsWithoutAssumed(full, names) },
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },
 		"NodeCards":              func() { f.NodeCards() },
 		"NodeMemory":             func() { f.NodeMemory() },

@@ -92,6 +92,28 @@ func (l *Ledger) Move(request Request, view View, at time.Time) (node string, ok
 	return node, ok
 }
 
+// FitsWithoutAssumed reports whether the cards of one of the nodes would have room for the pod if there were no assumed allocations. If not,
+// ReserveAll can't place the pod on these nodes, whatever yields. This check is cheaper than ReserveAll, which releases and restores
+// allocations one by one.
+func (l *Ledger) FitsWithoutAssumed(pod gpu.Pod, names []string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	demand := pod.Demand()
+	return slices.ContainsFunc(names, func(name string) bool {
+		n := l.nodes[name]
+		if n.accepts(&demand) != reasons.Fits {
+			return false
+		}
+		cards := n.spec.empty()
+		for _, a := range n.allocations {
+			if a.State != Assumed {
+				placement.Use(cards, a.Placement)
+			}
+		}
+		return placement.Fit(cards, demand) == reasons.Fits
+	})
+}
+
 // StillUsable reports whether the pod can still be bound with its allocation: the node shares its cards, and the cards
 // of the allocation exist, are healthy, near an adapter if they must be, and have no more allocated than they have. A card can have more allocated
 // if another scheduler bound a pod there, or if the card became smaller.

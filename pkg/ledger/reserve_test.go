@@ -406,3 +406,29 @@ func (s *reserveSimulation) withFreeSlot(pod gpu.Pod) (names []string) {
 	}
 	return names
 }
+
+// TestFitsWithoutAssumed: node n1 has a card of 16 with 6 bound and 10 assumed, and a card of 8 that is free; n2 has an
+// unhealthy card.
+func TestFitsWithoutAssumed(t *testing.T) {
+	l := newFixture(t, spec(16, 8), unhealthy(0, spec(32)))
+	l.SetBound("n1", pod("bound", 6), gpu.On(0, 6), at)
+	if places, _ := l.ReserveAll([]ledger.Request{{Pod: pod("assumed", 10), Nodes: []string{"n1"}}}, nil, binpack, at); places == nil {
+		t.Fatal("the pod doesn't fit")
+	}
+	for name, tc := range map[string]struct {
+		request gpu.Memory
+		nodes   []string
+		want    bool
+	}{
+		"on the free card":                {8, []string{"n1"}, true},
+		"in the place of the assumed pod": {10, []string{"n2", "n1"}, true},
+		"beside the bound pod only":       {11, []string{"n1"}, false},
+		"larger than each card":           {17, []string{"n1"}, false},
+		"on an unhealthy card":            {8, []string{"n2"}, false},
+		"on an unknown node":              {1, []string{"n3"}, false},
+	} {
+		if got := l.FitsWithoutAssumed(pod("p", tc.request), tc.nodes); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
