@@ -90,6 +90,10 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
 	}
+	if mgr.takeLate(r, pm, now) {
+		mgr.requeue(pm.node)
+		return FilterResult{Reason: reasons.GroupTimedOut}
+	}
 	if pm.node == "" {
 		return FilterResult{Nodes: names}
 	}

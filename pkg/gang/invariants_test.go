@@ -22,7 +22,7 @@ func (s *fixture) checkPlan(r *run) {
 		switch {
 		case (pm.permit != nil) != (pm.state == memberArrived):
 			s.Errorf("member %s in state %d: a bind call is held: %v", uid, pm.state, pm.permit != nil)
-		case !p.isOpen() && pm.state > memberArrived, p.isOpen() && pm != p.last && pm.state < memberBinding:
+		case !p.isOpen() && pm.state > memberArrived, p.isOpen() && pm != p.last && pm.state < memberBinding, p.isOpen() && pm.state == memberLate:
 			s.Errorf("member %s is in state %d; the barrier is open: %v, it is the last: %v", uid, pm.state, p.isOpen(), pm == p.last)
 		}
 	}

@@ -176,9 +176,27 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 		return
 	}
 	p.mostArrived = p.count[memberArrived]
+	for _, pm := range p.members {
+		if pm.state == memberExpected && !r.key.Native { // kube-scheduler tries a native group in one cycle, which a rejection ends.
+			p.set(pm, memberLate)
+		}
+	}
 	mgr.Observer.GangFailed(reasons.GroupTimedOut)
 	p.rejectArrived(reasons.GroupTimedOut)
 	mgr.extend(r, now)
+}
+
+// takeLate makes a late member an expected one, and reports whether filter must reject it once more. The members whose bind calls timed out are back
+// in kube-scheduler's queue. If the late member passed now, its bind call could wait alone and time out before the others return. Then the
+// calls of the others would time out without it, and so on. So the late member is rejected, unless another member has arrived already. Then all
+// return at the same time.
+func (mgr *Manager) takeLate(r *run, pm *plannedMember, now time.Time) bool {
+	if pm.state != memberLate {
+		return false
+	}
+	r.plan.set(pm, memberExpected)
+	mgr.extend(r, now)
+	return r.plan.count[memberArrived] == 0
 }
 
 // extend makes the plan's reservations last until the patience after the given time. For a native group whose barrier hasn't opened, they last

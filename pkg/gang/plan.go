@@ -55,6 +55,8 @@ type memberState uint8
 const (
 	// memberExpected: no bind call of it waits.
 	memberExpected memberState = iota
+	// memberLate: as memberExpected. It had not arrived when the others timed out, and kube-scheduler has not retried it since.
+	memberLate
 	// memberArrived: its bind call waits for the other members.
 	memberArrived
 	// memberBinding: its permit is granted, and it isn't known yet whether it is bound.
