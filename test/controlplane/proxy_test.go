@@ -101,37 +101,6 @@ func TestProxy(t *testing.T) {
 		}
 	})
 
-	t.Run("Answer answers instead of the API server, and client-go tries again", func(t *testing.T) {
-		injection := proxy.Inject(Everything, 1, Answer(http.StatusTooManyRequests, 1))
-		defer injection.Lift()
-		if _, err := client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{}); err != nil || injection.Hits() != 1 {
-			t.Errorf("with Retry-After, client-go returned %v after %d hits", err, injection.Hits())
-		}
-	})
-
-	t.Run("Slow delays a request, CutConnection drops it", func(t *testing.T) {
-		const delay = 50 * time.Millisecond
-		slow := proxy.Inject(Everything, 1, Slow(delay))
-		defer slow.Lift()
-		from := time.Now()
-		_, err := client.CoreV1().Nodes().Get(t.Context(), "node-0", metav1.GetOptions{})
-		must(t, err)
-		if took := time.Since(from); took < delay {
-			t.Errorf("it took %v, want %v at least", took, delay)
-		}
-		createPod(t, client, "unbound")
-		cut := proxy.Inject(Bindings, 1, CutConnection)
-		defer cut.Lift()
-		if err := bind(t.Context(), "unbound"); err == nil {
-			t.Error("the binding was answered")
-		}
-		pod, err := c.Client.CoreV1().Pods("default").Get(t.Context(), "unbound", metav1.GetOptions{})
-		must(t, err)
-		if pod.Spec.NodeName != "" {
-			t.Error("the pod is bound")
-		}
-	})
-
 	t.Run("Blackhole holds everything until it is healed", func(t *testing.T) {
 		watching := watchMaps(t, client)
 		heal := proxy.Blackhole()

@@ -263,31 +263,25 @@ func TestFlags(t *testing.T) {
 		lines []string
 		want  string
 	}{
-		"the default times":          {service, times, "20 4s 10s 30s"},
-		"short binds":                {service + "extender.bindTimeout=500ms", times, "13 500ms 10s 30s"},
-		"just below the Lease":       {service + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", times, "32 9.9s 10s 30s"},
-		"the same, second scheduler": {second + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", times, "32 9.9s 10s 30s"},
+		"the default times":    {service, times, "20 4s 10s 30s"},
+		"short binds":          {service + "extender.bindTimeout=500ms", times, "13 500ms 10s 30s"},
+		"just below the Lease": {service + "extender.bindTimeout=9.9s,scheduler.httpTimeout=20s", times, "32 9.9s 10s 30s"},
 		"a longer Lease": {
 			service + "extender.bindTimeout=12s,scheduler.httpTimeout=30s,extender.extraArgs={--leader-elect-renew-deadline=20s,--leader-elect-lease-duration=30s}",
 			times, "36 12s 10s 30s",
 		},
 		"without a Lease":             {host + "extender.bindTimeout=1m,scheduler.httpTimeout=2m", times, "132 1m 10s 30s"},
-		"a long hold":                 {host + "extender.gangHold=1m,extender.gangPatience=1m,scheduler.httpTimeout=2m", times, "20 4s 1m 1m"},
-		"no groups":                   {host + "extender.gangHold=0s,scheduler.httpTimeout=5s", times, "20 4s 0s 30s"},
 		"patience for a long absence": {host + "extender.gangPatience=45s", times, "20 4s 10s 45s"},
 
 		"the page at the extender's default": {service, []string{page}, ""},
-		"the page on the host":               {host, []string{page}, ""},
 		"the page in a second scheduler":     {second, []string{page}, ""},
 		"the page at an address":             {service + "extender.tls.mode=none,extender.ui.listenAddress=:8080", []string{page}, "-listen-address=:8080"},
-		"no fair sharing":                    {service, []string{"--fair-share"}, ""},
 		"fair sharing": {
 			service + "extender.fairShare.mode=dispatch,extender.fairShare.by=label:team,extender.fairShare.priorityCutoff=1000000,extender.fairShare.provisioning=2",
 			[]string{"--fair-share"}, "=dispatch -by=label:team -priority-cutoff=1000000 -provisioning=2",
 		},
-		"evictions for fragmentation":    {service + "extender.allowEvictions=true,extender.evictFragmented=true", []string{"--evict-"}, "fragmented"},
-		"no evictions for fragmentation": {service + "extender.allowEvictions=true", []string{"--evict-"}, ""},
-		"no page":                        {service + "extender.ui.enabled=false", []string{page}, "-listen-address="},
+		"evictions for fragmentation": {service + "extender.allowEvictions=true,extender.evictFragmented=true", []string{"--evict-"}, "fragmented"},
+		"no page":                     {service + "extender.ui.enabled=false", []string{page}, "-listen-address="},
 
 		// The signer of the certificates can also sign certificates for other users, so the extender must check the name.
 		"client names, generated certificate": {service + "extender.tls.mode=generated", []string{clients}, "kube-scheduler"},

@@ -770,21 +770,15 @@ func (c *cluster) testGuardTemplateKeys(t *testing.T) {
 		kind string
 	}{
 		"a number of cards as a label of the Job":        {count, nil, true, oneCard, true, ""},
-		"a number of cards as an annotation of the Job":  {count, nil, true, oneCard, false, ""},
 		"a number of cards as a label of the Deployment": {count, nil, true, strings.Replace(oneCard, "the Job", "the Deployment", 1), true, "Deployment"},
 		"a group on the Deployment only": {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName +
 			" is on the Deployment itself, and must be in spec.template.metadata", false, "Deployment"},
-		"a number of cards on both":                   {count, count, true, "", true, ""},
-		"a number of cards of pods without a request": {count, nil, false, "", true, ""},
 		"an adapter as a label of the Job": {map[string]string{protocol.LabelRDMA: "required"}, nil, true,
 			"its pods get no RDMA adapter: gpushare.aliyun.com/rdma is on the Job itself, and must be a label in spec.template.metadata", true, ""},
-		"an adapter on both": {map[string]string{protocol.LabelRDMA: "required"}, map[string]string{protocol.LabelRDMA: "required"}, true, "", true, ""},
-		"on the Job only":    {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false, ""},
+		"on the Job only": {keys, nil, true, "its pods belong to no group: the annotation " + protocol.AnnotationGroupName + " is on the Job itself, and must be in spec.template.metadata", false, ""},
 		"a limit on the Job only": {limits, nil, true, "its containers have no limit above their requests: the annotation " + protocol.AnnotationLimit("main") +
 			" is on the Job itself, and must be in spec.template.metadata", false, ""},
-		"a limit on both":           {limits, limits, true, "", false, ""},
 		"on both":                   {keys, keys, true, "", false, ""},
-		"on the template":           {nil, keys, true, "", false, ""},
 		"of pods without a request": {keys, nil, false, "", false, ""},
 	} {
 		t.Run("template keys "+name, func(t *testing.T) {

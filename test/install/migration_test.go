@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,7 +27,6 @@ const theirExtender = "system:serviceaccount:kube-system:gpushare-schd-extender"
 // half is in use, and reject them afterwards.
 func TestMigration(t *testing.T) {
 	c := start(t)
-	t.Run("their kubectl-inspect-gpushare on the PATH", c.testTheirPlugin)
 	const schedulersHalf, nodesHalf, swapped = "The scheduler's half first", "The node's half first", "When both are swapped"
 	type step struct {
 		heading string
@@ -114,23 +112,6 @@ func (c *cluster) bindNewPod(t *testing.T) func() {
 	return func() {
 		must(t, c.Client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 		must(t, extender.process.Terminate(t.Context()))
-	}
-}
-
-// testTheirPlugin has another kubectl-inspect-gpushare on the PATH, before ours and after it. Theirs knows no flag --version, and exits.
-func (c *cluster) testTheirPlugin(t *testing.T) {
-	theirs := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(theirs, "kubectl-inspect-gpushare"), []byte("#!/bin/sh\nexit 2\n"), 0o700)) //nolint:gosec // It is a program.
-	ours := filepath.Dir(c.Binary("kubectl-inspect-gpushare"))
-	for path, version := range map[string]bool{ours + ":" + theirs: true, theirs + ":" + ours: false} {
-		command := "PATH=" + path + ":$PATH\n"
-		if out, err := c.helm.tryShell(t, command+"kubectl plugin list 2>&1"); !strings.Contains(out, "kubectl-inspect-gpushare is overshadowed by a similarly named plugin") {
-			t.Errorf("%s: kubectl plugin list prints %s (%v)", path, out, err)
-		}
-		out, err := c.helm.tryShell(t, command+"kubectl inspect gpushare --version")
-		if strings.Contains(out, "kubectl inspect gpushare version") != version || (err == nil) != version {
-			t.Errorf("%s: --version prints %s (%v)", path, out, err)
-		}
 	}
 }
 
