@@ -18,8 +18,9 @@ import (
 //   - chooseCards takes all steps and chooses cards.
 //   - suitability takes the first two and rates the node, for rankings that pods with different CPU requests share. Rank takes the third step
 //     itself, and other rankings leave it to chooseCards.
+//   - choosePlace takes one more after chooseCards: the node has the rest now (hasResourcesNow). It is for nodes that kube-scheduler has not offered.
 //
-// Which cards have room is decided in package placement (Totals.Fit, Place). A card's used memory includes placed reservations, which are assumed
+// Which cards have room is decided in package placement (Fit, Place). A card's used memory includes placed reservations, which are assumed
 // allocations; only awaited ones are added in this file.
 
 // asker is a pod that asks what nodes have for it: a place is against it if it counts as used for it.

@@ -19,7 +19,7 @@ import (
 //  3. Add a case to TestPlace in place_test.go, change the texts that TestPolicies there and cmd/gpushare-extender/main_test.go expect, and
 //     extend the models of pkg/ledger's tests.
 //
-// A policy for cards that sees more of them needs a change of choose and best in place.go. One for nodes that sees more, as LeastWaste does, sets
+// A policy for cards that sees more of them needs a change of choose in place.go. One for nodes that sees more, as LeastWaste does, sets
 // needsOutlook. It is a cost: how it is computed is in costs.go and outlook.go, for which pods in pkg/ledger (kindOf in outlook.go) and
 // pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
 //
