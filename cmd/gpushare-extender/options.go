@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/dispatch"
@@ -65,27 +63,12 @@ type fairShare struct {
 	reclaimAfter time.Duration
 }
 
-// The values of --fair-share and of --fair-share-by.
+// The values of --fair-share.
 const (
 	fairShareOff      = "off"
 	fairShareDispatch = "dispatch"
 	fairShareReclaim  = "reclaim"
-	byNamespace       = "namespace"
-	byLabel           = "label:"
 )
-
-// label returns the key of the namespaces' label that names the tenant; empty if each namespace is a tenant.
-func (f fairShare) label() string {
-	key, given := strings.CutPrefix(f.by, byLabel)
-	if !given {
-		return ""
-	}
-	return key
-}
-
-func (f fairShare) validBy() bool {
-	return f.by == byNamespace || len(validation.IsQualifiedName(f.label())) == 0
-}
 
 // election are the values of the flags for leader election.
 type election struct {
@@ -148,7 +131,7 @@ Each flag can also be set by an environment variable with the flag's name in upp
 	f.StringVar((*string)(&g.OnFailure), "gang-failure-policy", string(gang.Evict), "what happens to the bound members of a group that stays partially bound: evict or keep")
 	s, fair := &o.fairShare, &o.scheduling.FairShare
 	f.StringVar(&s.mode, "fair-share", fairShareOff, "how tenants share the GPU memory of the cluster (docs/fair-share.md): off; dispatch, by the order in which pods are scheduled; or reclaim, also by evicting pods of tenants above their share. Both need the permissions to patch pods and to list namespaces, reclaim also that to create pods/eviction")
-	f.StringVar(&s.by, "fair-share-by", byNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
+	f.StringVar(&s.by, "fair-share-by", dispatch.ByNamespace, "what a tenant is: namespace, or label:KEY for all namespaces with the same value of that label")
 	f.Int32Var(&fair.PriorityCutoff, "fair-share-priority-cutoff", dispatch.DefaultPriorityCutoff, "pods with this `priority` or a higher one are scheduled without waiting for their turn; the default is that of the class system-cluster-critical")
 	f.IntVar(&fair.Provisioning, "fair-share-provisioning", 1, "number of pods or groups of each tenant whose gates are removed although they fit nowhere, so that cluster-autoscaler adds nodes for them")
 	f.DurationVar(&s.reclaimAfter, "fair-share-reclaim-after", 5*time.Minute, "time for which a tenant must be below its share before pods of others are evicted for it; only with --fair-share=reclaim")
@@ -215,6 +198,9 @@ func (o options) validate() error {
 	if _, err := placement.ParsePolicy(o.nodePolicy, placement.NodePolicies()); err != nil {
 		return fmt.Errorf("--node-policy: %w", err)
 	}
+	if _, err := dispatch.TenantLabel(o.fairShare.by); err != nil {
+		return err
+	}
 	settings := &o.scheduling
 	switch {
 	case settings.FilterBest < 0:
@@ -247,8 +233,6 @@ func (o options) validate() error {
 		return fmt.Errorf("--overuse-policy: unknown policy %q: want %s or %s", o.overusePolicy, overuseReport, overuseEvict)
 	case !slices.Contains([]string{fairShareOff, fairShareDispatch, fairShareReclaim}, o.fairShare.mode):
 		return fmt.Errorf("--fair-share: unknown mode %q: want %s, %s or %s", o.fairShare.mode, fairShareOff, fairShareDispatch, fairShareReclaim)
-	case !o.fairShare.validBy():
-		return fmt.Errorf("--fair-share-by: want %s or %sKEY with the key of a label, got %q", byNamespace, byLabel, o.fairShare.by)
 	case settings.FairShare.Provisioning < 0:
 		return errors.New("--fair-share-provisioning must not be negative")
 	case o.fairShare.reclaimAfter <= 0:

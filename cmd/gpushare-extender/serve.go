@@ -27,6 +27,7 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/apiserver"
 	"github.com/gpushare/gpushare/pkg/binding"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/extender"
 	"github.com/gpushare/gpushare/pkg/leader"
 	"github.com/gpushare/gpushare/pkg/loopback"
@@ -171,14 +172,15 @@ func apiConfig(o options) (*rest.Config, error) {
 // schedulingOptions returns what the flags say about scheduling. The caller adds clients and observers.
 func schedulingOptions(o options) scheduling.Options {
 	out := o.scheduling
-	// validate has checked both.
+	// validate has checked these.
 	out.CardPolicy, _ = placement.ParsePolicy(o.cardPolicy, placement.Policies())
 	out.NodePolicy, _ = placement.ParsePolicy(o.nodePolicy, placement.NodePolicies())
 	out.FilterBestAbove, out.SampleSize, out.Clock = filterBestAbove, o.sampleSize(), clock.RealClock{}
 	out.EvictionRecord = types.NamespacedName{Namespace: o.election.options.Namespace, Name: evictionRecord}
 	out.EvictOverusers = o.overusePolicy == overuseEvict
 	out.Reservations.MaxIdle = o.maxIdle / 100
-	out.FairShare.On, out.FairShare.Label = o.fairShare.mode != fairShareOff, o.fairShare.label()
+	out.FairShare.Label, _ = dispatch.TenantLabel(o.fairShare.by)
+	out.FairShare.On = o.fairShare.mode != fairShareOff
 	if o.fairShare.mode == fairShareReclaim {
 		out.FairShare.ReclaimAfter = o.fairShare.reclaimAfter
 	}

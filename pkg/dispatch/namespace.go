@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
@@ -124,4 +126,19 @@ func (m *Manager) setTerms(tenant string) {
 	if m.queue.SetTerms(tenant, terms); !found {
 		m.queue.Forget(tenant)
 	}
+}
+
+// ByNamespace is the value of --fair-share-by with which each namespace is a tenant.
+const ByNamespace = "namespace"
+
+// TenantLabel returns the key of the namespaces' label that names the tenant, by a value of --fair-share-by; empty for ByNamespace.
+func TenantLabel(by string) (string, error) {
+	label, byLabel := strings.CutPrefix(by, "label:")
+	switch {
+	case by == ByNamespace:
+		return "", nil
+	case byLabel && len(validation.IsQualifiedName(label)) == 0:
+		return label, nil
+	}
+	return "", fmt.Errorf("--fair-share-by: want namespace or label:KEY with the key of a label, got %q", by)
 }

@@ -1,12 +1,12 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/labels"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/background"
+	"github.com/gpushare/gpushare/pkg/dispatch"
 )
 
 const longHelp = `Show the GPU memory that the nodes of a cluster share: the allocated memory of each card, the pods that use it, and
@@ -186,8 +187,8 @@ func (o *options) validate() error {
 	if o.shareBy != "" && !o.shares {
 		return errors.New("--fair-share-by needs --shares")
 	}
-	if o.shareBy != "" && o.shareBy != shareByNamespace && (!strings.HasPrefix(o.shareBy, shareByLabel) || o.shareBy == shareByLabel) {
-		return fmt.Errorf("--fair-share-by %q: want namespace or label:KEY", o.shareBy)
+	if _, err := dispatch.TenantLabel(cmp.Or(o.shareBy, dispatch.ByNamespace)); err != nil {
+		return err
 	}
 	if o.scope.selector != "" && len(o.scope.nodes) > 0 {
 		return errors.New("nodes can be selected by name or by --selector, not by both")

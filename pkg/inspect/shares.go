@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 	"unique"
 
@@ -64,7 +63,7 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 		return err
 	}
 	if o.shareBy != "" {
-		settings.By = o.shareBy
+		settings.Label, _ = dispatch.TenantLabel(o.shareBy) // validate has checked it.
 	}
 	page, err := o.drawShares(BuildShares(objects, namespaces, settings, time.Now()))
 	if settings.Off {
@@ -82,8 +81,8 @@ func (o *options) runShares(ctx context.Context, client kubernetes.Interface) er
 
 // ShareSettings are the extender's settings for fair sharing.
 type ShareSettings struct {
-	// By is what a tenant is: shareByNamespace, or shareByLabel and the key of a label.
-	By string
+	// Label is the key of the label whose value names the tenant; empty if each namespace is one.
+	Label string
 	// PriorityCutoff is the priority from which on pods need no turn.
 	PriorityCutoff int32
 	// WithoutGroups is true if members of groups are granted like any other pod.
@@ -109,8 +108,8 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 			newest, args = pod, pod.Spec.Containers[i].Args
 		}
 	})
-	settings := ShareSettings{By: shareByNamespace, PriorityCutoff: dispatch.DefaultPriorityCutoff}
-	if newest == nil {
+	settings := ShareSettings{PriorityCutoff: dispatch.DefaultPriorityCutoff}
+	if newest == nil || err != nil {
 		settings.Unknown = true
 		return settings, err
 	}
@@ -118,29 +117,15 @@ func readShareSettings(ctx context.Context, client kubernetes.Interface) (ShareS
 	flags.ParseErrorsAllowlist.UnknownFlags = true
 	mode := flags.String("fair-share", shareOff, "")
 	hold := flags.Duration("gang-hold", 1, "") // Only 0 matters.
-	flags.StringVar(&settings.By, "fair-share-by", settings.By, "")
+	by := flags.String("fair-share-by", dispatch.ByNamespace, "")
 	flags.Int32Var(&settings.PriorityCutoff, "fair-share-priority-cutoff", settings.PriorityCutoff, "")
 	if err := flags.Parse(args); err != nil {
 		return settings, fmt.Errorf("arguments of the extender's pod %s/%s: %w", newest.Namespace, newest.Name, err)
 	}
 	settings.Off, settings.WithoutGroups = *mode == shareOff, *hold == 0
+	settings.Label, err = dispatch.TenantLabel(*by)
 	return settings, err
 }
-
-// label returns the key of the label whose value names the tenant; empty if each namespace is one.
-func (s ShareSettings) label() string {
-	label, byLabel := strings.CutPrefix(s.By, shareByLabel)
-	if !byLabel {
-		return ""
-	}
-	return label
-}
-
-// The values of --fair-share-by.
-const (
-	shareByNamespace = "namespace"
-	shareByLabel     = "label:"
-)
 
 // shareOff is the value of --fair-share without fair sharing, and its default.
 const shareOff = "off"
@@ -150,17 +135,16 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 	known := map[string]dispatch.Namespace{}
 	out := Shares{APIVersion: ReportAPIVersion, Kind: SharesKind, Tenants: []Tenant{}, Problems: []string{}}
 	for _, object := range namespaces {
-		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, settings.label())
+		ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, settings.Label)
 		known[object.Name] = ns
 		if problem != "" {
 			out.Problems = append(out.Problems, fmt.Sprintf("namespace %s: %s: the default value is used", object.Name, problem))
 		}
 	}
 	slices.Sort(out.Problems)
-	label := settings.label()
-	hasLabel := func(object *corev1.Namespace) bool { return metav1.HasLabel(object.ObjectMeta, label) }
-	if label != "" && !slices.ContainsFunc(namespaces, hasLabel) {
-		out.Problems = append(out.Problems, fmt.Sprintf("no namespace has the label %s of --fair-share-by, so all are one tenant", label))
+	hasLabel := func(object *corev1.Namespace) bool { return metav1.HasLabel(object.ObjectMeta, settings.Label) }
+	if settings.Label != "" && !slices.ContainsFunc(namespaces, hasLabel) {
+		out.Problems = append(out.Problems, fmt.Sprintf("no namespace has the label %s of --fair-share-by, so all are one tenant", settings.Label))
 	}
 	ledger := diagnosis.NewLedger(objects.Nodes, objects.Pods)
 	nodes, problem := usableNodes(objects.Nodes)

@@ -112,20 +112,20 @@ func TestSharesProblems(t *testing.T) {
 	const guaranteed = "tenant alice: its guaranteed amount of 32768 units is more than the cluster's 48: write it in units of aliyun.com/gpu-mem"
 	for name, test := range map[string]struct {
 		nodes []nodeBuilder
-		by    string
+		label string
 		want  []string
 	}{
-		"a guaranteed amount in MiB": {nodes, shareByNamespace, []string{guaranteed}},
-		"a label that no namespace has": {nodes, "label:taem", []string{
+		"a guaranteed amount in MiB": {nodes, "", []string{guaranteed}},
+		"a label that no namespace has": {nodes, "taem", []string{
 			"no namespace has the label taem of --fair-share-by, so all are one tenant", strings.Replace(guaranteed, "alice", "<none>", 1),
 		}},
-		"a node with another unit": {append([]nodeBuilder{inventoryNode(t, "n3", "10.0.0.3", gpu.MiB, t4(0, 16<<10))}, nodes...), shareByNamespace, []string{
+		"a node with another unit": {append([]nodeBuilder{inventoryNode(t, "n3", "10.0.0.3", gpu.MiB, t4(0, 16<<10))}, nodes...), "", []string{
 			"nodes have different units of GPU memory, so the same request means different amounts: MiB (n3), GiB (n1, n2); give all the same devicePlugin.memoryUnit",
 			strings.Replace(guaranteed, "48", "16432", 1),
 		}},
-		"no nodes yet": {nil, "label:team", []string{}},
+		"no nodes yet": {nil, "team", []string{}},
 	} {
-		settings := ShareSettings{By: test.by, PriorityCutoff: dispatch.DefaultPriorityCutoff}
+		settings := ShareSettings{Label: test.label, PriorityCutoff: dispatch.DefaultPriorityCutoff}
 		shares := BuildShares(objects(test.nodes, newPod("p", 1).in("alice")), []*corev1.Namespace{namespace}, settings, time.Now())
 		check.Equal(t, name, test.want, shares.Problems)
 	}
@@ -153,9 +153,9 @@ func TestSharesOfGroups(t *testing.T) {
 		}
 		return out
 	}
-	check.Equal(t, "the result", map[string]gpu.Memory{"large": 0, "whole": 16}, shares(ShareSettings{By: shareByNamespace}))
+	check.Equal(t, "the result", map[string]gpu.Memory{"large": 0, "whole": 16}, shares(ShareSettings{}))
 	check.Equal(t, "causes", map[string]string{"large": reasons.ObstacleNeverFits.String(), "whole": reasons.Fits.Words()}, causes)
-	if diff := cmp.Diff(map[string]gpu.Memory{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{By: shareByNamespace, WithoutGroups: true})); diff != "" {
+	if diff := cmp.Diff(map[string]gpu.Memory{"incomplete": 11, "large": 11, "whole": 10}, shares(ShareSettings{WithoutGroups: true})); diff != "" {
 		t.Errorf("without groups (-want +got)\n%s", diff)
 	}
 }
