@@ -10,10 +10,15 @@ import (
 // allocatedPod is never changed. A change of the pod replaces it, so a list of them can be read without the Manager's lock.
 type allocatedPod struct {
 	*Pod
+	account
+}
+
+// account is what is counted for a pod.
+type account struct {
 	// counted is the amount that the queue counts for the pod, as memory of countedFor.
 	counted    gpu.Memory
 	countedFor string
-	// started is when the pod was bound, as far as this process saw it; zero if it didn't.
+	// started is when the pod was bound, if that happened while this process led; otherwise zero.
 	started time.Time
 }
 
@@ -32,7 +37,7 @@ func (p *allocatedPod) startedAt(since time.Time) time.Time {
 // updateAllocated updates what is known of the memory of a pod.
 func (m *Manager) updateAllocated(p *pod) {
 	if p.Node != "" && !p.Ended || p.charged() {
-		m.allocated[p.UID] = &allocatedPod{p.Pod, p.counted, p.countedFor, p.started}
+		m.allocated[p.UID] = &allocatedPod{p.Pod, p.account}
 	} else {
 		delete(m.allocated, p.UID)
 	}

@@ -36,15 +36,11 @@ func (p *Pod) awaitsBind() bool { return p.Node == "" && !p.Ended && !p.Leaving 
 // pod is a Pod with the state that a Manager keeps of it.
 type pod struct {
 	*Pod // Never changed, only replaced.
-	// counted is the amount that the queue counts for the pod, as memory of countedFor.
-	counted    gpu.Memory
-	countedFor string
+	account
 	// unit is the unit in which the pod waits; nil if it doesn't.
 	unit *unit
 	// expires is when the pod's charge ends if it isn't bound before; zero if it has none.
 	expires time.Time
-	// started is when the pod was bound, if that happened while this process led.
-	started time.Time
 	// grant is the grant of the pod's unit, if the pod has or had a charge. failedAt is when a charge last ended without a bind.
 	grant    *grant
 	failedAt time.Time
