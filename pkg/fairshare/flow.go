@@ -14,7 +14,7 @@ type flow struct {
 	// from holds the positions of the edges that leave each node.
 	from  [][]int
 	edges []edge
-	// tried are the nodes that the latest search has reached in vain. At the end of maximize, more can flow to these, but not on to the sink.
+	// tried are the nodes that the latest search has reached, but not those on its paths to the sink. At the end of maximize, more can flow to these only.
 	tried []bool
 }
 
