@@ -85,7 +85,8 @@ func (s *Server) writeReply(w http.ResponseWriter, r *http.Request, reply any) {
 		write(w, r, http.StatusOK, reply)
 		return
 	}
-	buffer := s.bodies.buffer(0)
+	const typical = 128 // Bytes of a node's name and reason.
+	buffer := s.bodies.buffer(int64(typical * len(filtered.Reasons)))
 	defer s.bodies.keep(buffer)
 	buffer.Write(append(filtered.appendJSON(buffer.AvailableBuffer()), '\n'))
 	w.Header().Set("Content-Type", "application/json")
