@@ -201,17 +201,3 @@ func (w *world) wantStats(what string, got, want int) {
 		w.fail("%s: %d, expected %d", what, got, want)
 	}
 }
-
-func active(pods []*apiPod) []*apiPod {
-	return slices.DeleteFunc(slices.Clone(pods), func(p *apiPod) bool { return !p.active() })
-}
-
-// running counts the Jobs that have an active pod.
-func (c *cronJob) running() (n int) {
-	for _, b := range c.jobs {
-		if len(b.active()) > 0 {
-			n++
-		}
-	}
-	return n
-}
