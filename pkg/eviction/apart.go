@@ -32,13 +32,13 @@ func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string,
 	}
 	return slices.ContainsFunc(others, func(other corev1.Pod) bool {
 		stays := !victims[gpu.PodUID(other.UID)] && other.DeletionTimestamp == nil && !protocol.Terminal(&other)
-		return stays && (excludes(pod, &other, object) || excludes(&other, pod, object) || own.PortsConflict(&clustercache.NewPodInfo(&other).Conflicts))
+		return stays && (keepsOff(pod, &other, object) || keepsOff(&other, pod, object) || own.PortsConflict(&clustercache.NewPodInfo(&other).Conflicts))
 	}), nil
 }
 
-// excludes reports whether a rule of the pod certainly excludes that the other one runs on the same node (k8s.io/kubernetes
+// keepsOff reports whether a rule of the pod certainly keeps the other one off the node (k8s.io/kubernetes
 // pkg/scheduler/framework/plugins/interpodaffinity). A rule for namespaces by their labels may do so or not.
-func excludes(pod, other *corev1.Pod, node *corev1.Node) bool {
+func keepsOff(pod, other *corev1.Pod, node *corev1.Node) bool {
 	return slices.ContainsFunc(antiAffinity(pod), func(term corev1.PodAffinityTerm) bool {
 		selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
 		if _, inTopology := node.Labels[term.TopologyKey]; err != nil || !inTopology || !selector.Matches(labels.Set(other.Labels)) {

@@ -61,8 +61,8 @@ type blockedPod struct {
 	nodes []string
 	// nominated is the node of the pod's nomination at the last filter call.
 	nominated string
-	// asked is the time of the last filter call. at is the earliest time of evictions for it.
-	asked, at time.Time
+	// rejected is the time of the last filter call. from is the earliest time of evictions for it.
+	rejected, from time.Time
 }
 
 // Rejected records that filter found no node for the pod, which is nominated to a node or to none. full yields the candidate
@@ -83,9 +83,9 @@ func (ps *Preemptors) Rejected(pod gpu.Pod, nominated string, full iter.Seq[stri
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	b := blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), asked: at, at: at.Add(cycle)}
+	b := blockedPod{pod: pod, nodes: nodes, nominated: strings.Clone(nominated), rejected: at, from: at.Add(cycle)}
 	if before, known := ps.blocked[pod.UID]; known && before.nominated == b.nominated {
-		b.at = before.at
+		b.from = before.from
 	}
 	ps.blocked[pod.UID] = b
 	if len(ps.blocked) > maxBlocked {
@@ -98,7 +98,7 @@ func (ps *Preemptors) Rejected(pod gpu.Pod, nominated string, full iter.Seq[stri
 func (ps *Preemptors) compare(a, b blockedPod) int {
 	now := ps.Clock.Now()
 	return cmp.Or(gpu.TrueFirst(ps.paused.Has(b.pod.UID, now), ps.paused.Has(a.pod.UID, now)),
-		cmp.Compare(b.pod.Priority, a.pod.Priority), a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID))
+		cmp.Compare(b.pod.Priority, a.pod.Priority), a.from.Compare(b.from), cmp.Compare(a.pod.UID, b.pod.UID))
 }
 
 // Unblock forgets the rejection of the pod, because filter found a node for it, or no eviction would help.
@@ -136,9 +136,9 @@ func (ps *Preemptors) due() (due []blockedPod) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	now := ps.Clock.Now()
-	maps.DeleteFunc(ps.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.asked) > candidatesLife })
+	maps.DeleteFunc(ps.blocked, func(_ gpu.PodUID, b blockedPod) bool { return now.Sub(b.rejected) > candidatesLife })
 	for uid, b := range ps.blocked {
-		if !now.Before(b.at) && !ps.paused.Has(uid, now) && ps.mayFree(uid) {
+		if !now.Before(b.from) && !ps.paused.Has(uid, now) && ps.mayFree(uid) {
 			due = append(due, b)
 		}
 	}

@@ -29,10 +29,10 @@ func (o *option) compare(other *option) int {
 	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
 }
 
-// excludes reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
-// newest. This is true if memory is more than o's, or if both are equal and o's oldest victim started after newest. A nil o excludes
+// undercuts reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
+// newest. This is true if memory is more than o's, or if both are equal and o's oldest victim started after newest. A nil o undercuts
 // nothing.
-func (o *option) excludes(memory gpu.Memory, newest time.Time) bool {
+func (o *option) undercuts(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
 
@@ -61,7 +61,7 @@ func (t *trial) cheapestOn(node string, pod *gpu.Pod, best *option) *option {
 	all := t.cluster.Cards[node]
 	for i := range all {
 		c := &all[i]
-		if c.Unhealthy || c.Lacks(&one) || c.Memory < one.Memory || demand.Cards == 1 && best.excludes(one.Memory.Sub(c.Free()), newest) {
+		if c.Unhealthy || c.Lacks(&one) || c.Memory < one.Memory || demand.Cards == 1 && best.undercuts(one.Memory.Sub(c.Free()), newest) {
 			continue
 		}
 		if demand.Cards == 1 {
@@ -165,7 +165,7 @@ func (s *search) decide(i int) {
 		return
 	case s.best != nil && s.memory >= s.best.memory: // One more victim costs more.
 		return
-	case s.best.excludes(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
+	case s.best.undercuts(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
 		return
 	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.freeable(i)): // All remaining candidates together don't free enough.
 		return
