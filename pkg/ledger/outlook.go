@@ -46,7 +46,11 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 	}
 	outlook := placement.NewOutlook(kinds, turnover, cardPolicy, rooms)
 	for i := range states {
-		states[i].costs = outlook.Costs(&states[i].NodeRoom)
+		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as the empty nodes of a large group.
+			states[i].costs = states[i-1].costs
+		} else {
+			states[i].costs = outlook.Costs(&states[i].NodeRoom)
+		}
 	}
 	l.setOutlook(outlook, states)
 }
@@ -60,6 +64,11 @@ type nodeState struct {
 	placement.NodeRoom
 	outlook *placement.Outlook
 	costs   *placement.Costs
+}
+
+// equal reports whether another node has the same costs.
+func (s *nodeState) equal(o *placement.NodeRoom) bool {
+	return slices.Equal(s.Cards, o.Cards) && s.Beside == o.Beside && s.All == o.All && s.Excluded == o.Excluded
 }
 
 // nodeStates returns the states of the nodes that share their cards.
@@ -176,28 +185,16 @@ func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
 	}
 }
 
-// suitabilityByCost returns how well the node suits a pod of that kind, for which it has room. The cost is computed if the node or the outlook has
-// changed since the last call for the kind. The caller holds the lock, at least for reading.
+// suitabilityByCost returns how well the node suits a pod of that kind, for which it has room. The costs are computed if the node or the outlook has
+// changed since the last call. The caller holds the lock, at least for reading.
 func (l *Ledger) suitabilityByCost(n *node, kind int) placement.Suitability {
 	costs := n.costs.Load()
-	if costs == nil || costs[kind] == unknownCost {
-		more := new(placement.Costs)
-		if costs != nil {
-			*more = *costs
-		} else {
-			for i := range more {
-				more[i] = unknownCost
-			}
-		}
-		more[kind] = l.outlook.CostOf(n.nodeRoom(n.cards), kind)
-		n.costs.Store(more) // If another reader stores others at the same time, some are computed again.
-		costs = more
+	if costs == nil {
+		costs = l.outlook.Costs(n.nodeRoom(n.cards))
+		n.costs.Store(costs) // Another reader can store the same costs at the same time.
 	}
 	return placement.SuitsByCost(costs[kind])
 }
-
-// unknownCost is the cost of a kind that has not been computed since the node changed.
-const unknownCost = -1
 
 // nodeRoom returns what the node has free if its cards are these.
 func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {

@@ -61,14 +61,14 @@ type changedCard struct {
 }
 
 func (o *Outlook) before(n *NodeRoom) *before {
-	b := &before{node: n}
+	b, on := &before{node: n}, make([]float64, len(o.kinds)*len(n.Cards))
 	b.free, b.all = n.memory()
 	for i := range o.kinds {
 		kind := &o.kinds[i]
 		if kind.perEmptiness > 0 && n.usableOnceEmpty(i, kind) {
 			b.perEmptiness += kind.perEmptiness
 		}
-		if room := n.roomFor(i, kind); room.pods > 0 {
+		if room := n.roomFor(i, kind, on[i*len(n.Cards):][:len(n.Cards)]); room.pods > 0 {
 			b.rooms = append(b.rooms, worthRoom{room, kind})
 		}
 	}

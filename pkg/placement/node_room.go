@@ -29,12 +29,12 @@ type kindRoom struct {
 	pods float64
 }
 
-// roomFor returns what the node has for a kind, which is at that position in the outlook.
-func (n *NodeRoom) roomFor(position int, kind *weighed) (r kindRoom) {
+// roomFor returns what the node has for a kind, which is at that position in the outlook. on is memory for the result: a number for each card.
+func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (r kindRoom) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
 		return r
 	}
-	r.on = make([]float64, len(n.Cards))
+	r.on = on
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
 		if r.on[i] = kind.sharesOf(&n.Cards[i], free); r.on[i] > 0 {

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"math"
+	"slices"
 )
 
 // MaxKinds is the largest number of kinds of an Outlook.
@@ -66,12 +67,14 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 		free, all := nodes[j].memory()
 		emptiness[j] = free * free / max(all, 1)
 	}
+	var on []float64
 	for i := range kinds {
 		k := newWeighed(kinds[i].Shape)
 		pods, memory, once, usable := 0.0, 0.0, 1.0, false
 		for j := range nodes {
 			n := &nodes[j]
-			if r := n.roomFor(i, &k); r.pods > 0 {
+			on = slices.Grow(on[:0], len(n.Cards))[:len(n.Cards)]
+			if r := n.roomFor(i, &k, on); r.pods > 0 {
 				pods, memory = pods+r.pods, memory+r.memory
 			}
 			if n.usableOnceEmpty(i, &k) {

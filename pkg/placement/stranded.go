@@ -60,7 +60,7 @@ func (o *Outlook) Stranded(n *NodeRoom) (stranded Stranded) {
 	usable, lacking := make([]bool, len(n.Cards)), make([][shortages]bool, len(n.Cards))
 	for i := range o.kinds {
 		kind := &o.kinds[i]
-		if plenty.roomFor(i, kind).pods == 0 {
+		if plenty.roomFor(i, kind, make([]float64, len(plenty.Cards))).pods == 0 {
 			continue
 		}
 		enoughCPU, enoughMemory := n.CPU >= kind.CPU, n.NodeMemory >= kind.NodeMemory

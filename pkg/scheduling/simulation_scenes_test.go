@@ -169,6 +169,7 @@ func TestScenes(t *testing.T) {
 			w.runFor(10 * time.Second)
 			w.handOver()
 			j := w.group("g", 1, podSpec{memory: 16})
+			w.runUntil(minute, func() bool { return len(j.pods) > 0 })
 			w.runFor(time.Second)
 			for _, p := range j.pods { // The watch reports the group's pod, but not the single pod's bind.
 				w.replicas[0].cache.observe(change{pod: p, info: p.info, object: p.object})
