@@ -15,8 +15,9 @@ import (
 //   - For each container of a pod that is resized in place, although it runs (pkg/kubelet/allocation/allocation_manager.go); not
 //     since 1.37 (pkg/kubelet/cm/devicemanager/manager.go, Allocate).
 //
-// The container must keep its cards in all cases, so an allocation for a running container is rejected except while the kubelet starts. PodResources shows every container of such a kubelet without devices until it
-// is allocated again, so an answer "waiting" identifies a container only among those for which a call is possible.
+// The container must keep its cards in all cases, so an allocation for a running container is rejected except while the kubelet starts.
+// PodResources shows every container of such a kubelet without devices until it is allocated again, so an answer "waiting" identifies a
+// container only among those for which a call is possible.
 //
 // Where it isn't known which container is meant, the allocation is rejected: after a wrong guess the kubelet's new checkpoint
 // would not have the cards of the running container. The kubelet repeats the call for a resize and for a start.

@@ -151,15 +151,15 @@ type checkpoint struct {
 	mu      sync.Mutex
 	last    fs.FileInfo
 	entries []allocation.Entry
-	// unreadable is true if the last attempt to read the file failed.
-	unreadable bool
+	// problem is why the last attempt to read the file failed; empty if it didn't.
+	problem string
 }
 
 // Readable reports whether the file could be read last, or doesn't exist.
 func (c *checkpoint) Readable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.unreadable
+	return c.problem == ""
 }
 
 // Run updates the record until ctx ends. No allocation waits for it: with the smallest unit the file has several megabytes, and
@@ -172,10 +172,13 @@ func (c *checkpoint) Run(ctx context.Context) error {
 func (c *checkpoint) Sync(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.read()
-	c.unreadable = err != nil
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not read the kubelet's checkpoint, using its last known content")
+	before := c.problem
+	c.problem = ""
+	if err := c.read(); err != nil {
+		c.problem = err.Error()
+		if c.problem != before { // A file that can't be parsed stays until the kubelet replaces it.
+			klog.FromContext(ctx).Error(err, "Could not read the kubelet's checkpoint, using its last known content")
+		}
 	}
 	var written time.Time // Zero if there is no file.
 	if c.last != nil {

@@ -1,13 +1,17 @@
 package deviceplugin
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -150,4 +154,27 @@ func TestCheckpointRead(t *testing.T) {
 	}
 	check.Must(t, os.Remove(filepath.Join(dir, checkpointFile)))
 	expect("removed")
+}
+
+// TestCheckpointProblem: a file that can't be read is logged once, although it is read every second.
+func TestCheckpointProblem(t *testing.T) {
+	dir := t.TempDir()
+	c := checkpoint{dir: dir, backends: &isolation.Backends{}, record: allocation.NewRecord(nil)}
+	var log bytes.Buffer
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	expect := func(when string, readable bool, lines int) {
+		t.Helper()
+		c.Sync(ctx)
+		c.Sync(ctx)
+		if got := strings.Count(log.String(), "Could not read"); c.Readable() != readable || got != lines {
+			t.Errorf("%s: readable %t, %d lines, want %t, %d", when, c.Readable(), got, readable, lines)
+		}
+	}
+	expect("without a file", true, 0)
+	check.Must(t, os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600))
+	expect("an invalid file", false, 1)
+	check.Must(t, os.Remove(filepath.Join(dir, checkpointFile)))
+	expect("removed", true, 1)
+	check.Must(t, os.WriteFile(filepath.Join(dir, checkpointFile), []byte("garbage"), 0o600))
+	expect("invalid again", false, 2)
 }

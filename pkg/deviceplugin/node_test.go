@@ -85,6 +85,12 @@ func TestNodeIsWrittenInOnePatch(t *testing.T) {
 	k := startKubelet(t, b.dir)
 	cards := newCards(16, 16, 16, 16)
 	cards[1].Unhealthy = "Xid 79"
+	var writes atomic.Int32
+	b.client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		// A write of the former cards can be repeated while the informer is behind.
+		isNew := strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), "GPU-3")
+		return isNew && writes.Add(1) > 1, nil, errors.New("the API server is away")
+	})
 	p, _ := b.start(cards[:3])
 	k.awaitDevices(32, 48)
 	b.awaitHealthy(2)
@@ -93,12 +99,6 @@ func TestNodeIsWrittenInOnePatch(t *testing.T) {
 	if _, err := b.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	var writes atomic.Int32
-	b.client.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		// A write of the former cards can be repeated while the informer is behind.
-		isNew := strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), "GPU-3")
-		return isNew && writes.Add(1) > 1, nil, errors.New("the API server is away")
-	})
 	p.SetCards(gpu.GiB, cards, nil, nil, "")
 	await.True(t, "a write", func() bool { return writes.Load() > 0 })
 	k.awaitDevices(48, 64)
