@@ -226,7 +226,7 @@ func (c *Cache) Node(name string) (*corev1.Node, bool) {
 	return node, err == nil
 }
 
-// Nodes returns all nodes, with and without cards.
+// Nodes returns all nodes, with and without cards, in random order.
 func (c *Cache) Nodes() []*corev1.Node {
 	nodes, _ := c.nodes.List(labels.Everything()) // A List from the cache never fails.
 	return nodes

@@ -327,7 +327,7 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 		return
 	}
 	if r.Leading() != nil {
-		r.All(node) // The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
+		r.All("") // The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
@@ -335,8 +335,8 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	err := r.API.AnnotateNode(ctx, node, protocol.AnnotationFreed, r.Clock.Now().UTC().Format(time.RFC3339Nano))
 	r.Observer.APIWrite("node")
 	if err != nil {
-		logger.Error(err, "Rejected pods not requeued, trying again")
-		r.All(node)
+		logger.Error(err, "Rejected pods not requeued, trying again with any node")
+		r.All("") // This node may be gone. The cache returns the nodes in random order, so if one refuses every write, others are tried.
 		return
 	}
 	logger.Info("Requeued the rejected pods", "requested", requested)
