@@ -25,7 +25,7 @@ func (w *GroupWait) invalid() bool { return w != nil && w.Reason.Invalid() }
 // untried reports whether kube-scheduler has not tried all members yet. It doesn't try those for which it finds no node, and those that wait for
 // their turn.
 func (w *GroupWait) untried() bool {
-	return w.Reason == reasons.GroupAwaitsOthers || w.Reason == reasons.GroupAwaitsTurn
+	return w.Reason.AwaitsOthers() || w.Reason == reasons.GroupAwaitsTurn
 }
 
 // String returns the sentence that is shown to users.

@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -47,7 +46,7 @@ func (mgr *Manager) updatePause(r *run, now time.Time) bool {
 		return true
 	}
 	if r.waitsFor == reasons.GroupPaused || r.waitsFor == reasons.GroupBehindFailed {
-		r.waitsFor = reasons.GroupAwaitsOthers
+		r.waitsFor = r.awaitsOthers()
 		mgr.requeueUnknown(r, now)
 	}
 	return false
@@ -127,7 +126,7 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 	case n.any(mgr.AwaitsTurn):
 		return reasons.GroupAwaitsTurn
 	case !n.allOffered(r):
-		return reasons.GroupAwaitsOthers
+		return r.awaitsOthers()
 	}
 	for o := range mgr.placed {
 		if n.wholeCards && o.plan.wholeCards && !r.takesFrom(o) {
@@ -268,10 +267,13 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	}
 	switch r.phase {
 	case PhasePending:
-		if r.waitsFor == (reasons.Group{}) && r.needed().any(mgr.AwaitsTurn) { // Filter doesn't ask for the plan before.
+		switch {
+		case r.waitsFor != (reasons.Group{}):
+			return r.waitsFor
+		case r.needed().any(mgr.AwaitsTurn): // Filter doesn't ask for the plan before.
 			return reasons.GroupAwaitsTurn
 		}
-		return cmp.Or(r.waitsFor, reasons.GroupAwaitsOthers)
+		return r.awaitsOthers()
 	case PhasePlanned:
 		if m != nil && r.plan.members[m.UID] == nil {
 			return reasons.GroupSurplus
@@ -307,6 +309,20 @@ func (mgr *Manager) incomplete(r *run) reasons.Group {
 		reason = reason.Stalled(r.workload())
 	}
 	return reason
+}
+
+// awaitsOthers returns the reason that not all members were tried, with their schedulers if they name several.
+func (r *run) awaitsOthers() reasons.Group {
+	names := map[string]bool{}
+	for _, m := range r.members {
+		if m.counted == pending || m.counted == bound {
+			names[m.Scheduler] = true
+		}
+	}
+	if len(names) < 2 {
+		return reasons.GroupAwaitsOthers
+	}
+	return reasons.GroupAwaitsOthers.OfSchedulers(slices.Sorted(maps.Keys(names)))
 }
 
 // workload returns the kind of the workload that all pending members are of; empty if there is none.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // TestStatus: what a member waits for, and since when.
@@ -76,5 +77,42 @@ func TestStatus(t *testing.T) {
 		if _, whole := mgr.Membership(uid); whole != want {
 			t.Errorf("%s is placed like a single pod: %t", uid, whole)
 		}
+	}
+}
+
+// TestSchedulers: a group that waits for filter calls names the schedulers of its members if they are several. One may not call the extender.
+func TestSchedulers(t *testing.T) {
+	for name, test := range map[string]struct {
+		schedulers []string
+		tried      bool
+		want       string
+	}{
+		"one scheduler":                {[]string{"a", "a"}, true, ""},
+		"one that doesn't call":        {[]string{"a", "b"}, true, ": they name the schedulers a and b"},
+		"none has called":              {[]string{"b", "a"}, false, ": they name the schedulers a and b"},
+		"more than three":              {[]string{"a", "d", "c", "2b"}, true, ": they name the schedulers 2b and a and c"},
+		"all but one of one scheduler": {[]string{"a", "a", "a", "b"}, true, ": they name the schedulers a and b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFixture(t)
+			for _, scheduler := range test.schedulers {
+				s.add(Member{Pod: gpu.Pod{Request: 1}, Gang: Key{Namespace: "default", Name: "job"}, Size: len(test.schedulers), Template: scheduler, Scheduler: scheduler})
+			}
+			want := reasons.GroupAwaitsOthers
+			want.Words += test.want
+			first := s.created[0].UID
+			if test.tried {
+				s.created[len(s.created)-1].Template = "untried"
+				s.report(s.created[len(s.created)-1])
+				if got := s.manager.filterAll(first, s.nodes, s.now).Reason; got != want {
+					t.Errorf("filter answers %v", got)
+				}
+			}
+			s.advance(time.Second)
+			status, _ := s.manager.Status(first)
+			if reports, _ := s.manager.Reports(); status.Reason != want || reports[0].Reason != want {
+				t.Errorf("status %v, report %v", status.Reason, reports[0].Reason)
+			}
+		})
 	}
 }

@@ -43,7 +43,7 @@ func newGroupState(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodScheduled {
 				s.messages[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}] = condition.Message
-				if reason, _ := reasons.ParseGroup(condition.Message); reason != reasons.GroupAwaitsOthers && reason != reasons.GroupSurplus {
+				if reason, _ := reasons.ParseGroup(condition.Message); !reason.AwaitsOthers() && reason != reasons.GroupSurplus {
 					s.reported[m.Gang] = cmp.Or(s.reported[m.Gang], reason)
 				}
 			}
@@ -90,7 +90,7 @@ func (s groupState) of(r *gang.Report) (state, reason string) {
 		return GroupInvalid, r.Reason.Problem()
 	case r.Phase == gang.PhaseBroken:
 		return GroupBroken, latest(r.Reason, reported).Words
-	case r.Phase == gang.PhasePending && message != "" && (reported == reasons.Group{} || reported == reasons.GroupAwaitsOthers):
+	case r.Phase == gang.PhasePending && message != "" && (reported == reasons.Group{} || reported.AwaitsOthers()):
 		return GroupPending, message // That is why kube-scheduler hasn't tried all others.
 	case r.Phase == gang.PhasePending:
 		return GroupPending, latest(r.Reason, reported).Words
@@ -106,7 +106,7 @@ func (s groupState) messagesOf(r *gang.Report) (reason reasons.Group, message st
 		switch found, ofGroup := reasons.ParseGroup(text); {
 		case !ofGroup:
 			message = cmp.Or(message, text)
-		case reason == reasons.Group{} || reason == reasons.GroupAwaitsOthers || reason == reasons.GroupSurplus: // The others' say more.
+		case reason == reasons.Group{} || reason.AwaitsOthers() || reason == reasons.GroupSurplus: // The others' say more.
 			reason = found
 		}
 	}
@@ -118,7 +118,7 @@ func (s groupState) messagesOf(r *gang.Report) (reason reasons.Group, message st
 func latest(shown, reported reasons.Group) reasons.Group {
 	count, _, _ := strings.Cut(shown.Words, ",")
 	switch {
-	case shown == reasons.GroupAwaitsOthers || shown == reasons.GroupAwaitsTurn:
+	case shown.AwaitsOthers() || shown == reasons.GroupAwaitsTurn:
 		return cmp.Or(reported, shown)
 	case strings.HasPrefix(reported.Words, count):
 		return reported

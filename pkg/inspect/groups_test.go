@@ -126,6 +126,7 @@ func TestGroupRuns(t *testing.T) {
 	bound := func(name, run string) podBuilder { return newPod(name, 8).member("g", 2).on("n", 0).inRun(run) }
 	pending := func(name string) podBuilder { return newPod(name, 8).member("g", 2) }
 	const noRoom = "0/3 nodes are available: 1 Insufficient cpu, 2 gang: there is no room for all members at once."
+	otherSchedulers := reasons.GroupAwaitsOthers.OfSchedulers([]string{"default-scheduler", "volcano"})
 	for name, test := range map[string]struct {
 		pods []podBuilder
 		want []string
@@ -204,6 +205,13 @@ func TestGroupRuns(t *testing.T) {
 				pending("d").refused("1 " + reasons.GroupSurplus.Text()), pending("e").refused("1 " + reasons.GroupSurplus.Text()), pending("f").refused("1 " + reasons.GroupSurplus.Text()),
 			},
 			[]string{": Pending 0/6: there is no room for all members at once"},
+		},
+		"several schedulers, of which the last doesn't call the extender": {
+			[]podBuilder{
+				pending("a").refused("0/1 nodes are available: 1 " + otherSchedulers.Text() + "."),
+				pending("b").with(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }),
+			},
+			[]string{": Pending 0/2: " + otherSchedulers.Words},
 		},
 		"kube-scheduler itself finds no node": {
 			[]podBuilder{pending("a").refused("0/1 nodes are available: 1 Insufficient cpu."), pending("b").refused("1 " + reasons.GroupAwaitsOthers.Text())},

@@ -68,6 +68,11 @@ func GroupIncomplete(existing, size int) Group {
 	return Group{labelIncomplete, fmt.Sprintf("%d of %d members exist", existing, size)}
 }
 
+// OfSchedulers adds the schedulers that the members name. One of them may not call the extender. It leaves out all but the first three.
+func (g Group) OfSchedulers(names []string) Group {
+	return g.and(": they name the schedulers %s", strings.Join(names[:min(len(names), 3)], " and "))
+}
+
 // Ineligible adds that n members don't count, such as the named pod.
 func (g Group) Ineligible(n int, pod string) Group {
 	return g.and("; not counted: %d with scheduling gates or an invalid group, such as %s", n, pod)
@@ -143,6 +148,9 @@ func (g Group) Says(pods []string, sizes []int) Group {
 // Invalid reports whether only a change of the pods can end the reason.
 func (g Group) Invalid() bool { return g.Label == labelInvalid || g.Label == GroupDisagrees.Label }
 
+// AwaitsOthers reports whether kube-scheduler hasn't tried all members.
+func (g Group) AwaitsOthers() bool { return g.Label == GroupAwaitsOthers.Label }
+
 // Incomplete reports whether too few members exist.
 func (g Group) Incomplete() bool { return g.Label == labelIncomplete }
 
@@ -195,7 +203,7 @@ var countedGroups = map[string]*regexp.Regexp{
 
 func groupLabel(words string) string {
 	for _, g := range Groups() {
-		if g.Words == words {
+		if g.Words == words || strings.HasPrefix(words, g.Words+": ") { // With details, see Says and OfSchedulers.
 			return g.Label
 		}
 	}
@@ -204,10 +212,7 @@ func groupLabel(words string) string {
 			return label
 		}
 	}
-	switch {
-	case strings.HasPrefix(words, GroupDisagrees.Words+": "):
-		return GroupDisagrees.Label
-	case strings.HasPrefix(words, invalidGroup):
+	if strings.HasPrefix(words, invalidGroup) {
 		return labelInvalid
 	}
 	return ""

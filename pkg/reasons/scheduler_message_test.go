@@ -65,6 +65,7 @@ func TestGroupsRoundTrip(t *testing.T) {
 		GroupIncomplete(1, 4).Stalled("ReplicaSet"), GroupIncomplete(1, 4).Stalled(""),
 		GroupBroken(3, 4), GroupBroken(3, 4).Because(GroupNoRoom), GroupBroken(3, 4).Because(Group{}), GroupInvalid("the pod has a group size and no group name"),
 		GroupInvalid(`annotation x is "a. b, 3 c: \\\""`), GroupDisagrees.Says([]string{"a", "b"}, []int{2, 3}),
+		GroupAwaitsOthers.OfSchedulers([]string{"2nd", "default-scheduler", "my.scheduler", "volcano"}),
 	)
 	for _, want := range groups {
 		for _, message := range []string{fitError(want.Text()), fitError("x", want.Text(), "x"), "running Bind plugin: " + want.Error()} {

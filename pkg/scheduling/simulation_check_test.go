@@ -177,6 +177,9 @@ func (w *world) truth(b *beside) *ledger.Ledger {
 
 // eligible returns the nodes that the pod may use.
 func (w *world) eligible(b *beside, p *apiPod) (names []string) {
+	if p.scheduler == absentScheduler {
+		return nil
+	}
 	for _, n := range w.api.nodes {
 		if b.has(n) && (p.zone == "" || p.zone == n.zone) {
 			names = append(names, n.name)
@@ -186,7 +189,7 @@ func (w *world) eligible(b *beside, p *apiPod) (names []string) {
 }
 
 func (p *apiPod) waits() bool {
-	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated && p.scheduler != absentScheduler
+	return p.exists && p.info.Node == "" && !p.info.Ended && !p.info.Leaving && !p.gated
 }
 
 // fits reports whether the pods fit at the same time, by the ledger's rules, and whatever the order of the nodes and of the pods

@@ -197,7 +197,7 @@ func (l *liveness) check(i *item, usable bool) {
 		switch {
 		case p.live() && !p.info.Leaving:
 			bound++
-		case p.waits() && !p.hidden() && p.refused < w.now && p.info.RequestError == "":
+		case p.waits() && !p.cantStart() && p.refused < w.now && p.info.RequestError == "":
 			waits = append(waits, p)
 		}
 	}

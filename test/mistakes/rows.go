@@ -268,6 +268,7 @@ func groups() []Mistake {
 		return &diagnosis.GroupWait{Group: "default/train", Reason: reason, Since: Now.Add(-age)}
 	}
 	const size, name = protocol.AnnotationGroupSize, protocol.AnnotationGroupName
+	otherScheduler := reasons.GroupAwaitsOthers.OfSchedulers([]string{corev1.DefaultSchedulerName, "volcano"})
 	return []Mistake{
 		{Name: "members that disagree on the size", Nodes: two(), Pods: list(pod("gd1", 2000, member("2")), pod("gd2", 2000, member("3"))), Pod: "gd1",
 			Wait:  wait("gang: invalid group: the members disagree on the group's size: gd1 says 2, gd2 says 3"),
@@ -300,6 +301,10 @@ func groups() []Mistake {
 		{Name: "a member that lacks CPU", Nodes: two(), Pods: list(pod("p", 2000, member("2"), rejected("2 Insufficient cpu")), pod("q", 2000, member("2"))), Pod: "p",
 			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: reasons.GroupAwaitsOthers},
 			Cause: reasons.OtherConstraint, Words: "n1 has room for it, 8000 MiB on one card, but kube-scheduler rejects the pod: 2 Insufficient cpu; group default/train waits: kube-scheduler hasn't tried all other members yet"},
+		{Name: "a member of another scheduler", Nodes: two(), Pods: list(pod("p", 2000, member("2"), rejected("2 "+otherScheduler.Text())),
+			pod("q", 2000, member("2"), func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" })), Pod: "p",
+			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: otherScheduler},
+			Cause: reasons.WaitsForGroup, Words: "group default/train waits: " + otherScheduler.Words},
 		{Name: "a member with an invalid size", Nodes: two(), Pods: list(pod("p", 2000, member("2")), pod("q", 2000, member("x"))), Pod: "p",
 			Wait:  wait("gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"),
 			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"},
