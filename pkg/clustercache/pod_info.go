@@ -219,9 +219,11 @@ func (p *PodInfo) GetObjectMeta() metav1.Object {
 	}
 }
 
-// IsOf reports whether the pod info is of this state of the pod.
+// IsOf reports whether the pod info is of this state of a pod without a node. kube-scheduler can send a pod with a nomination that it has not written
+// yet (k8s.io/kubernetes pkg/scheduler/framework/api_calls/pod_status_patch.go, Sync).
 func (p *PodInfo) IsOf(object *corev1.Pod) bool {
-	return p.UID == gpu.PodUID(object.UID) && p.resourceVersion == object.ResourceVersion && p.resourceVersion != ""
+	return p.UID == gpu.PodUID(object.UID) && p.resourceVersion == object.ResourceVersion && p.resourceVersion != "" &&
+		p.NominatedNode == object.Status.NominatedNodeName
 }
 
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.

@@ -294,3 +294,25 @@ func TestPodInfoMemory(t *testing.T) {
 	}
 	runtime.KeepAlive(kept)
 }
+
+// Filter must not decide from the cache for a pod that kube-scheduler has changed since, or is about to change.
+func TestIsOf(t *testing.T) {
+	version := func(v string) fake.PodEdit { return func(pod *corev1.Pod) { pod.ResourceVersion = v } }
+	pod := fake.Pod("p", 60, version("7"))
+	for name, test := range map[string]struct {
+		object *corev1.Pod
+		want   bool
+	}{
+		"the same state":                      {fake.Edited(pod), true},
+		"another version":                     {fake.Edited(pod, version("8")), false},
+		"another pod of the name":             {fake.Edited(pod, func(pod *corev1.Pod) { pod.UID = "other" }), false},
+		"a nomination that isn't written yet": {fake.Edited(pod, fake.Nominated("n1")), false},
+	} {
+		if got := NewPodInfo(pod).IsOf(test.object); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+	if unknown := fake.Edited(pod, version("")); NewPodInfo(unknown).IsOf(unknown) {
+		t.Error("of a pod without a version")
+	}
+}
