@@ -277,15 +277,15 @@ func (x *Executor) evict(ctx context.Context, victims []Victim) (until time.Time
 
 // report counts the eviction of a pod, and records its Event.
 func (x *Executor) report(v Victim, pod gpu.Pod) {
-	reason := EventEvicted
-	if v.Cause == ByShare {
-		reason = EventReclaimed
-		// A former leader may have begun it, and this one doesn't reclaim.
-		if info, known := x.Cache.Pod(pod.Namespace, pod.Name); x.Reclaims != nil && known && info.UID == pod.UID {
-			x.Reclaims.PodReclaimed(info.Request)
-		}
+	if v.Cause != ByShare {
+		x.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicted, v.Message)
+		return
 	}
-	x.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeNormal, reason, v.Message)
+	// A former leader may have begun it, and this one doesn't reclaim.
+	if info, known := x.Cache.Pod(pod.Namespace, pod.Name); x.Reclaims != nil && known && info.UID == pod.UID {
+		x.Reclaims.PodReclaimed(info.Request)
+	}
+	x.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, v.Message)
 }
 
 // latest returns the later of two times.

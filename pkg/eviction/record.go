@@ -112,7 +112,7 @@ func (x *Executor) readRecord(ctx context.Context) (*corev1.ConfigMap, error) {
 	return object, err
 }
 
-// patchRecord writes the groups and their holder to the record, if nobody has written to it since it was read.
+// patchRecord writes the groups and their holder to the record, if it has not changed since it was read.
 func (x *Executor) patchRecord(ctx context.Context, read *corev1.ConfigMap, holder string, groups []*group) error {
 	text, err := json.Marshal(groups)
 	if err != nil {
