@@ -22,7 +22,7 @@ import (
 func TestLeastWaste(t *testing.T) {
 	for name, few := range map[string]int{"filter passes the best node": 0, "prioritize decides": 32} {
 		t.Run(name, bubble(func(t *testing.T) {
-			f := startFilter(t, 1)
+			f := startCache(t, Options{FilterBest: 1})
 			f.FilterBestAbove, f.NodePolicy = few, placement.LeastWaste
 			handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations() // Its loop doesn't run.
 			f.expectations = e
@@ -84,7 +84,7 @@ func TestLeastWaste(t *testing.T) {
 func TestExplainStranded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, policy := range []placement.Policy{placement.LeastWaste, placement.Binpack} {
-			f := startFilter(t, 1)
+			f := startCache(t, Options{FilterBest: 1})
 			f.NodePolicy = policy
 			handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
 			f.expectations = e
@@ -119,7 +119,7 @@ func noneEnds(e *expectations) {
 // TestExpectIfDue: a leader makes a new outlook after a change, and a standby only each minute.
 func TestExpectIfDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := startFilter(t, 1)
+		f := startCache(t, Options{FilterBest: 1})
 		f.NodePolicy = placement.LeastWaste
 		for _, leads := range []bool{true, false} {
 			e := f.newExpectations()
@@ -153,7 +153,7 @@ func TestExpectIfDue(t *testing.T) {
 // TestTurnover: a pod that uses cards counts once when it gets its node, if that wasn't before the start, and once when it ends.
 func TestTurnover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := startFilter(t, 1)
+		f := startCache(t, Options{FilterBest: 1})
 		f.NodePolicy = placement.LeastWaste
 		handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
 		f.expectations = e
@@ -190,7 +190,7 @@ func TestTurnover(t *testing.T) {
 // TestWaitsForRoom: which pods count as waiting for room, and that each counts once and no longer than it waits.
 func TestWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := startFilter(t, 1)
+		f := startCache(t, Options{FilterBest: 1})
 		f.NodePolicy = placement.LeastWaste
 		handlers, e := (*eventHandlers)(f.Scheduler), f.newExpectations()
 		f.expectations = e
@@ -227,7 +227,7 @@ func TestWaitsForRoom(t *testing.T) {
 // TestExpectationsOff: other policies need no outlook.
 func TestExpectationsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := startFilter(t, 1)
+		f := startCache(t, Options{FilterBest: 1})
 		if f.expectations != nil {
 			t.Error("an outlook for a policy that needs none")
 		}
