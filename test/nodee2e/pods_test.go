@@ -202,8 +202,12 @@ func TestWithoutPodResources(t *testing.T) {
 	check.Must(t, c.node.restartPlugin(t.Context(), "--pod-resources-socket=/nonexistent.sock"))
 	c.waitCards(t)
 
-	c.run(t, "16 pods of one size at once", func(s *scenario) { s.create(s.pods(16, 3)...) })
+	c.run(t, "16 pods of one size at once", func(s *scenario) {
+		s.guesses = true
+		s.create(s.pods(16, 3)...)
+	})
 	c.run(t, "pods of two sizes are bound while the kubelet is stopped", func(s *scenario) {
+		s.guesses = true
 		for range inLong(4, 1) {
 			s.makeRoom(0)
 			s.waitTerminated()

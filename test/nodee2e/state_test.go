@@ -30,8 +30,8 @@ type state struct {
 	// kubelet holds the cards of the devices in PodResources, by pod ("namespace/name") and container. It is nil if it must
 	// not be compared.
 	kubelet map[string]map[string][]int
-	// guesses is true if a container's environment may have the total request of another pod. The environment of a running
-	// container can't be corrected.
+	// guesses is true if a container's environment may have the total request of another pod, and its devices in PodResources may be of another card.
+	// Neither can be corrected for a running container.
 	guesses bool
 }
 
@@ -240,7 +240,7 @@ func (s state) podInconsistencies(pod *corev1.Pod, running map[string]observed) 
 	}
 	containers := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !isSidecar(&c) })
 	for _, c := range append(containers, pod.Spec.Containers...) {
-		if s.kubelet != nil {
+		if s.kubelet != nil && !s.guesses {
 			got := s.kubelet[pod.Namespace+"/"+pod.Name][c.Name]
 			if !devicesOf(got, cards, limit(&c), reusesDevices(pod)) {
 				add("PodResources has devices of cards %v for container %s, which has %d of cards %v", got, c.Name, limit(&c), cards)
@@ -353,6 +353,7 @@ func TestInconsistencies(t *testing.T) {
 		"a card above its total":                  {func(s *state) { s.pods = append(s.pods, makePod("more", 13).Pod) }, "card 1 has 18"},
 		"a pod that isn't running":                {func(s *state) { s.pods[0].Status.Phase = corev1.PodPending }, "it is Pending"},
 		"another pod's request":                   {func(s *state) { s.running[0].Env[protocol.AnnotationPod] = "4" }, `ALIYUN_COM_GPU_MEM_POD="4", want "5"`},
+		"another card in PodResources, guessed":   {func(s *state) { s.kubelet["a/pod"]["main"][2], s.guesses = 0, true }, ""},
 		"another pod's request, pods are guessed": {func(s *state) { s.running[0].Env[protocol.AnnotationPod], s.guesses = "4", true }, ""},
 		"a failed pod that has memory":            {func(s *state) { s.pods[0].Status.Phase = corev1.PodFailed }, "the extender's ledger"},
 		"cores that the container doesn't have":   {func(s *state) { setCores(s, 0, 40) }, "container main has 0% of each card, want 40% of 1 cards"},
