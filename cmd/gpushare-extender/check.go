@@ -25,9 +25,9 @@ func newCheckCommand() *cobra.Command {
 if FILE is -, and prints the settings that are wrong or missing for gpushare: one line for each finding, with its severity,
 the field, and what to do. It exits with status 1 if a finding is an error, or if the configuration is invalid.
 
-It checks what concerns gpushare; what kube-scheduler itself refuses, it refuses at its start. Of the files that the configuration names, the
-command checks the certificates that are on this machine. It makes no network calls. Set the flags to the extender's values. Run it in the shell in which you run kubeadm: it
-warns of a proxy in that shell's environment which kubeadm would give to kube-scheduler.`,
+It checks only what concerns gpushare. kube-scheduler checks the whole file when it starts. Of the files that the configuration names,
+the command checks the certificates that are on this machine. It makes no network calls. Set the flags to the extender's values. Run it in
+the shell in which you run kubeadm: it warns of a proxy in that shell's environment which kubeadm would give to kube-scheduler.`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			return program.SetFlags(command.Flags(), os.LookupEnv)

@@ -72,7 +72,8 @@ const (
 	pluginScores, scoreOfWeight = 1200, 100
 )
 
-// Check returns the findings in a configuration, or nil if there are none. What has nothing to do with gpushare, kube-scheduler itself refuses at its start.
+// Check returns the findings in a configuration, or nil if there are none. It checks only what concerns gpushare: kube-scheduler checks the whole
+// file when it starts.
 func Check(config *schedulerv1.KubeSchedulerConfiguration, o Options) []Finding {
 	c := &check{Options: o, config: config}
 	c.nodesToScore()
