@@ -7,65 +7,65 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// attempt is one try of reclaim to make room for units, until its evictions were made or the term ends.
+// attempt is one try of reclaim to make room for items, until its evictions were made or the term ends.
 type attempt struct {
-	// kinds are the kinds of units that get room. They pause if the attempt fails.
+	// kinds are the kinds of items that get room. They pause if the attempt fails.
 	kinds []tenantKind
 	// outdated is true if something changed while the plan was made, and the plan could not be used.
 	outdated bool
 }
 
-// tenantKind is a kind of units of a tenant, or all of its units if kind is zero.
+// tenantKind is a kind of items of a tenant, or all of its items if kind is zero.
 type tenantKind struct {
 	tenant string
 	kind   kindKey
 }
 
-func (u *unit) tenantKind() tenantKind { return tenantKind{u.item.Tenant, u.kind.kindKey} }
+func (it *item) tenantKind() tenantKind { return tenantKind{it.Tenant, it.kind.kindKey} }
 
 // beginAttempt requests room for the tenants that have been below their share for long enough.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant) {
-	units := m.reclaimUnits(starving)
-	if len(units) == 0 {
+	items := m.reclaimItems(starving)
+	if len(items) == 0 {
 		return
 	}
 	a := &attempt{}
 	search := m.search(a, s)
-	for _, u := range units {
-		out := reclaim.Unit{Tenant: u.item.Tenant, Item: u.item.ID}
-		for _, p := range u.pods {
+	for _, it := range items {
+		out := reclaim.Item{Tenant: it.Tenant, ID: it.ID}
+		for _, p := range it.pods {
 			out.Pods = append(out.Pods, reclaim.Pod{Pod: p.Pod.Pod})
 			search.constraints = append(search.constraints, p.Constraints)
 		}
-		search.need.Units = append(search.need.Units, out)
-		a.kinds = append(a.kinds, u.tenantKind())
+		search.need.Items = append(search.need.Items, out)
+		a.kinds = append(a.kinds, it.tenantKind())
 	}
 	m.reclaims.attempt, m.effects.Reclaim = a, search
 }
 
-// reclaimUnits returns the units for which the next attempt makes room, of the tenants that have been below their share for long enough. It takes them
+// reclaimItems returns the items for which the next attempt makes room, of the tenants that have been below their share for long enough. It takes them
 // from the tenants alternately.
-func (m *Manager) reclaimUnits(starving []starvingTenant) (units []*unit) {
+func (m *Manager) reclaimItems(starving []starvingTenant) (items []*item) {
 	pods := 0
 	for i, more := 0, true; more; i++ {
 		more = false
 		for _, s := range starving {
-			if i >= len(s.units) || m.reclaims.below[s.Name] < m.ReclaimAfter {
+			if i >= len(s.items) || m.reclaims.below[s.Name] < m.ReclaimAfter {
 				continue
 			}
 			more = true
-			u := s.units[i]
-			if m.units[u.item.ID] != u || m.hasHold(u) || m.reclaims.pausing(u, m.now) || u.obstacle() != reasons.ObstacleNoRoom || u.kind.isDue(m.now) {
+			it := s.items[i]
+			if m.items[it.ID] != it || m.hasHold(it) || m.reclaims.pausing(it, m.now) || it.obstacle() != reasons.ObstacleNoRoom || it.kind.isDue(m.now) {
 				continue
 			}
-			pods += len(u.pods)
-			if pods > maxReclaim && len(units) > 0 {
-				return units
+			pods += len(it.pods)
+			if pods > maxReclaim && len(items) > 0 {
+				return items
 			}
-			units = append(units, u)
+			items = append(items, it)
 		}
 	}
-	return units
+	return items
 }
 
 // Reclaimed records that the caller has made the evictions for a search. until is when its places are given up if they aren't free; zero if no
@@ -85,7 +85,7 @@ func (m *Manager) Reclaimed(s *Search, until time.Time) {
 	for _, h := range m.reclaims.holds {
 		if h.state == making {
 			h.state, h.ends = waiting, until
-			held = held || m.unitOf(h) != nil
+			held = held || m.itemOf(h) != nil
 		}
 	}
 	if !held {

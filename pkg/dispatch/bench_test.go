@@ -110,9 +110,9 @@ func BenchmarkTick(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(granted)/float64(b.N), "pods/op")
-	for unit, times := range map[string][]time.Duration{"p99-µs/round": rounds, "p99-µs/pod": decisions} {
+	for metric, times := range map[string][]time.Duration{"p99-µs/round": rounds, "p99-µs/pod": decisions} {
 		slices.Sort(times)
-		b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1000, unit)
+		b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1000, metric)
 	}
 	b.ReportMetric(float64(decisions[len(decisions)/2].Nanoseconds())/1000, "p50-µs/pod") // The loop has sorted them.
 }

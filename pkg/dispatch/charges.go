@@ -9,11 +9,11 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// grant is a unit that was granted, until its pods are bound or have lost their charges. Its outcome is reported to Failures.
+// grant is an item that was granted, until its pods are bound or have lost their charges. Its outcome is reported to Failures.
 type grant struct {
 	profile queue.Profile
 	at      time.Time
-	// charged counts the unit's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
+	// charged counts the item's pods that have a charge. failed is true once one was not bound in time, bound once one was bound.
 	charged       int
 	failed, bound bool
 }
@@ -21,18 +21,18 @@ type grant struct {
 // charged reports whether the pod was granted and isn't bound yet.
 func (p *pod) charged() bool { return !p.expires.IsZero() }
 
-// grantUnit makes the grant of a unit that the caller has charged to its tenant. The places are in the order of its pods.
-func (m *Manager) grantUnit(u *unit, places []ledger.ChosenNode) {
-	m.removeUnit(u)
-	g := &grant{profile: u.profile, at: m.now, charged: len(u.pods)}
+// grantItem makes the grant of an item that the caller has charged to its tenant. The places are in the order of its pods.
+func (m *Manager) grantItem(it *item, places []ledger.ChosenNode) {
+	m.removeItem(it)
+	g := &grant{profile: it.profile, at: m.now, charged: len(it.pods)}
 	m.Failures.Placed(g.profile)
-	for i, p := range u.pods {
+	for i, p := range it.pods {
 		p.grant, p.expires = g, m.now.Add(m.Patience)
 		if !places[i].Existing {
 			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
 		}
 		m.leaveGroup(p)
-		p.counted, p.countedFor = p.Request, u.item.Tenant
+		p.counted, p.countedFor = p.Request, it.Tenant
 		m.charged[p.UID] = p
 		m.updateAllocated(p)
 		m.updateAdmitted(p)

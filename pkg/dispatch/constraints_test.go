@@ -79,9 +79,9 @@ func TestTurnOfEachConstraint(t *testing.T) {
 	until("bob/0", 2)
 	f.node("late1", "late", 4)
 	until("alice/last", 2*pods*constraintsEffort/maxTenantEffort*2)
-	for _, u := range f.units {
-		if u.triedIn == 0 {
-			t.Fatalf("%s had no turn", u.item.ID)
+	for _, it := range f.items {
+		if it.triedIn == 0 {
+			t.Fatalf("%s had no turn", it.ID)
 		}
 	}
 }

@@ -15,22 +15,22 @@
 //
 //  1. grantDue ends the charges that have lasted too long, makes a round if it can help, and requests the writes that open gates: of granted pods, and
 //     once a second of some for an autoscaler (provision.go).
-//  2. A round (makeRound in round.go) makes units of the pods that wait (units.go), offers them in the order of the queue (grantInOrder), reserves
+//  2. A round (makeRound in round.go) makes items of the pods that wait (items.go), offers them in the order of the queue (grantInOrder), reserves
 //     places (reserve.go), and charges the tenants (charges.go).
 //  3. Once a second, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock (regions.go).
 //  4. useStandings finds contested regions (contested.go), and begins to reclaim memory (reclaim.go) for tenants below their share (starving.go).
 //
 // To reclaim memory for a tenant below its share takes these steps. Those that take long run without the lock:
 //
-//  1. beginAttempt (attempt.go), called by Tick, selects units, and requests a Search by Effects.Reclaim.
+//  1. beginAttempt (attempt.go), called by Tick, selects items, and requests a Search by Effects.Reclaim.
 //  2. The caller passes Search.Need (search.go, candidates.go) to eviction.Reclaimer.Reclaim.
-//  3. It reads the cluster, and reclaim.Choose makes a plan: places for units, and victims.
-//  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each unit: the ledger reserves its places.
+//  3. It reads the cluster, and reclaim.Choose makes a plan: places for items, and victims.
+//  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each item: the ledger reserves its places.
 //  5. eviction.Executor evicts the victims.
 //  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
-//  7. Each round grants the units whose places are free now (grantHeld), and once a second the holds end that don't help any more (updateHolds).
+//  7. Each round grants the items whose places are free now (grantHeld), and once a second the holds end that don't help any more (updateHolds).
 //
-// The memory of a pod that ended is kept for its tenant's next pod for a while (kept.go). Units that lack only memory are items of package queue
+// The memory of a pod that ended is kept for its tenant's next pod for a while (kept.go). Items that lack only memory are passed to package queue
 // (waiting.go).
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it

@@ -11,12 +11,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// hold keeps the places of a unit until its victims are gone.
+// hold keeps the places of an item until its victims are gone.
 type hold struct {
 	tenantKind
-	// item is the ID of the unit.
-	item  string
-	state holdState
+	// itemID is the ID of the item.
+	itemID string
+	state  holdState
 	// ends is when the hold ends. It isn't known while the evictions are made.
 	ends time.Time
 	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
@@ -31,10 +31,10 @@ type hold struct {
 //	          → making   Hold
 //	making    → waiting  Reclaimed: victims were evicted
 //	waiting   → freed    no victim has memory any more
-//	any       → none     the unit is granted, or doesn't wait any more; the time is over; nothing was evicted; the term ends
+//	any       → none     the item is granted, or doesn't wait any more; the time is over; nothing was evicted; the term ends
 //
-// What the victims have freed is the unit's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
-// used or a third tenant has a pod, and pods would be evicted for the unit again after it.
+// What the victims have freed is the item's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
+// used or a third tenant has a pod, and pods would be evicted for the item again after it.
 type holdState int
 
 const (
@@ -44,7 +44,7 @@ const (
 )
 
 // Hold holds the places of a plan for a search, before anything is evicted. It must be called once for a search, and reports whether the plan is
-// still right: the units still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
+// still right: the items still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
 // tenants are above their share, and their groups have the same members. It checks the victims without the Manager's lock.
 func (m *Manager) Hold(s *Search, plan reclaim.Plan) bool {
 	present := m.searchAgain(s)
@@ -59,7 +59,7 @@ func (m *Manager) searchAgain(s *Search) *Search {
 	return m.search(s.attempt, m.takeStandings())
 }
 
-// addHolds holds the places of a plan if its victims are evictable and its units still wait.
+// addHolds holds the places of a plan if its victims are evictable and its items still wait.
 func (m *Manager) addHolds(present *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,36 +82,36 @@ func (m *Manager) addHolds(present *Search, plan reclaim.Plan, evictable bool) b
 		}
 	}
 	for _, h := range holds {
-		m.reclaims.holds[h.item] = h
-		m.Ledger.AddReservation(h.item, h.reservation)
+		m.reclaims.holds[h.itemID] = h
+		m.Ledger.AddReservation(h.itemID, h.reservation)
 		m.queue.Charge(h.tenant, h.memory)
 	}
 	return true
 }
 
-// newHolds returns the holds for the units of a plan. wrong is the tenant of the first unit that no longer waits with the same pods and requests; empty
+// newHolds returns the holds for the items of a plan. wrong is the tenant of the first item that no longer waits with the same pods and requests; empty
 // if there is none.
 func (m *Manager) newHolds(present *Search, plan reclaim.Plan) (holds []*hold, wrong string) {
-	eligible := map[*unit]bool{}
+	eligible := map[*item]bool{}
 	for _, s := range m.starving(present.standings) {
-		for _, u := range s.units {
-			eligible[u] = true
+		for _, it := range s.items {
+			eligible[it] = true
 		}
 	}
 	for _, s := range plan.Served {
 		h := &hold{
-			tenantKind: tenantKind{tenant: s.Tenant}, item: s.Item,
+			tenantKind: tenantKind{tenant: s.Tenant}, itemID: s.Item.ID,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {
 			h.reservation.Places = append(h.reservation.Places, ledger.Place{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
 			h.memory = h.memory.Add(place.On.Total())
 		}
-		u := m.unitOf(h)
-		if u == nil || !eligible[u] || !m.mayUsePlaces(h) {
+		it := m.itemOf(h)
+		if it == nil || !eligible[it] || !m.mayUsePlaces(h) {
 			return nil, s.Tenant
 		}
-		h.tenantKind = u.tenantKind()
+		h.tenantKind = it.tenantKind()
 		holds = append(holds, h)
 	}
 	return holds, ""
@@ -148,34 +148,34 @@ func (m *Manager) mayUsePlaces(h *hold) bool {
 	})
 }
 
-// unitOf returns the unit for which the places are held, if it still waits, has the same pods with the same requests, and belongs to the same tenant;
+// itemOf returns the item for which the places are held, if it still waits, has the same pods with the same requests, and belongs to the same tenant;
 // else nil.
-func (m *Manager) unitOf(h *hold) *unit {
-	u := m.units[h.item]
+func (m *Manager) itemOf(h *hold) *item {
+	it := m.items[h.itemID]
 	other := func(place ledger.Place) bool {
 		p := m.pods[place.Pod.UID]
-		return p == nil || p.unit != u || p.Pod.Pod != place.Pod
+		return p == nil || p.item != it || p.Pod.Pod != place.Pod
 	}
-	if u == nil || len(u.pods) != len(h.reservation.Places) || u.item.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Places, other) {
+	if it == nil || len(it.pods) != len(h.reservation.Places) || it.Tenant != h.tenant || slices.ContainsFunc(h.reservation.Places, other) {
 		return nil
 	}
-	return u
+	return it
 }
 
-// grantHeld grants the units for which there is room now at their held places, and ends the holds for units that don't wait any more.
+// grantHeld grants the items for which there is room now at their held places, and ends the holds for items that don't wait any more.
 func (m *Manager) grantHeld() {
 	m.endHolds(func(h *hold) bool {
-		u := m.unitOf(h)
-		return h.state != making && (u == nil || m.grantHold(h, u))
+		it := m.itemOf(h)
+		return h.state != making && (it == nil || m.grantHold(h, it))
 	})
 }
 
-// grantHold grants a unit at its held places, if there is room.
-func (m *Manager) grantHold(h *hold, u *unit) (granted bool) {
+// grantHold grants an item at its held places, if there is room.
+func (m *Manager) grantHold(h *hold, it *item) (granted bool) {
 	if !m.mayUsePlaces(h) {
 		return false
 	}
-	requests := make([]ledger.Request, len(h.reservation.Places)) // In the order of the unit's pods.
+	requests := make([]ledger.Request, len(h.reservation.Places)) // In the order of the item's pods.
 	for i, place := range h.reservation.Places {
 		requests[i] = ledger.Request{Pod: place.Pod, Nodes: []string{place.Node}}
 	}
@@ -183,13 +183,13 @@ func (m *Manager) grantHold(h *hold, u *unit) (granted bool) {
 	if places == nil {
 		return false
 	}
-	m.queue.Charge(u.item.Tenant, u.item.Memory)
-	m.grantUnit(u, places)
+	m.queue.Charge(it.Tenant, it.Memory)
+	m.grantItem(it, places)
 	return true
 }
 
-// hasHold reports whether the places of the unit are held until pods have ended there.
-func (m *Manager) hasHold(u *unit) bool { return m.reclaims.holds[u.item.ID] != nil }
+// hasHold reports whether the places of the item are held until pods have ended there.
+func (m *Manager) hasHold(it *item) bool { return m.reclaims.holds[it.ID] != nil }
 
 // endHolds ends the holds for which ends returns true.
 func (m *Manager) endHolds(ends func(*hold) bool) {
@@ -203,7 +203,7 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// updateHolds notes which holds have no running victims any more. It ends the holds whose victims don't end in time, or whose units still had no room
+// updateHolds notes which holds have no running victims any more. It ends the holds whose victims don't end in time, or whose items still had no room
 // some time after the victims had ended.
 func (m *Manager) updateHolds() {
 	m.endHolds(func(h *hold) bool {

@@ -33,8 +33,8 @@ func (m *Manager) keepEnded() {
 		return
 	}
 	others := false
-	for _, u := range m.units {
-		others = others || u.pause == 0
+	for _, it := range m.items {
+		others = others || it.pause == 0
 	}
 	for _, k := range m.ended {
 		if others && m.now.Before(k.until) && m.reserveKept(k) {
@@ -67,25 +67,25 @@ func (m *Manager) endKept() {
 	})
 }
 
-// takeKept reserves places for the pods of a unit that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
+// takeKept reserves places for the pods of an item that has no room elsewhere, where memory is kept that its tenant can take: its own, or else that
 // of tenants that would not have less than its own.
-func (r *round) takeKept(u *unit) (places []ledger.ChosenNode) {
-	name, own := u.item.Tenant, r.tenant(u.item.Tenant)
-	if len(r.m.kept) == 0 || own.triedKept[u.kind] || own.effort >= r.tenantEffort {
+func (r *round) takeKept(it *item) (places []ledger.ChosenNode) {
+	name, own := it.Tenant, r.tenant(it.Tenant)
+	if len(r.m.kept) == 0 || own.triedKept[it.kind] || own.effort >= r.tenantEffort {
 		return nil
 	}
-	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant == name })
+	places = r.takeKeptWhere(it, func(k *kept) bool { return k.tenant == name })
 	if places != nil {
 		return places
 	}
 	r.m.nextCame(name, true)
-	places = r.takeKeptWhere(u, func(k *kept) bool { return k.tenant != name && !r.m.queue.Reaches(name, u.item.Memory, k.tenant) })
-	own.triedKept[u.kind] = places == nil
+	places = r.takeKeptWhere(it, func(k *kept) bool { return k.tenant != name && !r.m.queue.Reaches(name, it.Memory, k.tenant) })
+	own.triedKept[it.kind] = places == nil
 	return places
 }
 
-// takeKeptWhere reserves places for the pods of a unit with the kept memory that the unit may take.
-func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.ChosenNode {
+// takeKeptWhere reserves places for the pods of an item with the kept memory that the item may take.
+func (r *round) takeKeptWhere(it *item, mayTake func(*kept) bool) []ledger.ChosenNode {
 	var uids []gpu.PodUID
 	var nodes []string
 	for _, k := range r.m.kept {
@@ -94,7 +94,7 @@ func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Chosen
 		}
 	}
 	slices.Sort(nodes)
-	places := r.reserve(r.m.requestsOn(u, slices.Compact(nodes)), uids)
+	places := r.reserve(r.m.requestsOn(it, slices.Compact(nodes)), uids)
 	if places == nil {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (r *round) takeKeptWhere(u *unit, mayTake func(*kept) bool) []ledger.Chosen
 		if !slices.Contains(uids, k.UID) || r.m.reserveKept(k) {
 			return false
 		}
-		r.taken = append(r.taken, k) // Its charge ends after the present unit was granted.
+		r.taken = append(r.taken, k) // Its charge ends after the present item was granted.
 		return true
 	})
 	return places

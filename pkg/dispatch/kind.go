@@ -15,7 +15,7 @@ import (
 // memory leave doesn't.
 const infeasibleFor = time.Minute
 
-// kind is shared by units that fit the same free resources: if one of them has no room, none has.
+// kind is shared by items that fit the same free resources: if one of them has no room, none has.
 type kind struct {
 	kindKey
 	*family
@@ -23,13 +23,13 @@ type kind struct {
 	obstacle reasons.Obstacle
 	// retryAt is when all nodes are tried again. Until then only those on which resources are freed.
 	retryAt time.Time
-	// units counts the units of this kind.
-	units int
+	// items counts the items of this kind.
+	items int
 	// shapeKey is queue.Profile.ShapeKey.
 	shapeKey string
 }
 
-// kindKey identifies a kind. For a unit of several pods, text has their amounts and memory is 0.
+// kindKey identifies a kind. For an item of several pods, text has their amounts and memory is 0.
 type kindKey struct {
 	text unique.Handle[string]
 	// memory is what a pod requests of each card.
@@ -70,10 +70,10 @@ func (k *kind) failEverywhere(fits bool, now time.Time) {
 	k.retryAt = now.Add(interval - interval/2*time.Duration(k.shapeKey[0])/256)
 }
 
-// kinds are the kinds of the units that wait, by the text of their keys.
+// kinds are the kinds of the items that wait, by the text of their keys.
 type kinds map[unique.Handle[string]]*family
 
-// kindOf returns the kind of a unit that consists of these pods.
+// kindOf returns the kind of an item that consists of these pods.
 func (k kinds) kindOf(pods []*pod) *kind {
 	key := kindKey{pods[0].RoomKey, pods[0].Demand().Memory}
 	if len(pods) > 1 {
@@ -109,7 +109,7 @@ func (k kinds) retry() {
 	}
 }
 
-// drop drops a kind that has no units left.
+// drop drops a kind that has no items left.
 func (k kinds) drop(one *kind) {
 	delete(one.kinds, one.memory)
 	if len(one.kinds) == 0 {

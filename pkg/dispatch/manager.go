@@ -26,7 +26,7 @@ type Options struct {
 	Nodes Nodes
 	// TurnRules knows which pods need no turn. The Manager sets its namespaces.
 	*TurnRules
-	// Provisioning is the number of units of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
+	// Provisioning is the number of items of each tenant that have no room and whose gates are opened nevertheless, so that an autoscaler
 	// adds nodes for them.
 	Provisioning int
 	// Patience is how long a pod that isn't bound keeps its charge and its place.
@@ -68,7 +68,7 @@ type Observer interface {
 	PodGranted(waited time.Duration)
 	// ChargeExpired counts the charges that ended without a bind.
 	ChargeExpired()
-	// ReclaimFailed counts the units that got no room although pods were evicted for them.
+	// ReclaimFailed counts the items that got no room although pods were evicted for them.
 	ReclaimFailed()
 }
 
@@ -111,9 +111,9 @@ type Manager struct {
 	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
 	kept, ended []*kept
 
-	// queue has the tenants and the units that wait, which units has by ID.
+	// queue has the tenants and the items that wait, which items has by ID.
 	queue fairshare.Queue
-	units map[string]*unit
+	items map[string]*item
 	kinds kinds
 
 	// changed is true if a pod or a tenant changed since the latest round. seenChanges is nodeChanges at the latest Tick, and checked when isCheckDue
@@ -135,7 +135,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
-		units: map[string]*unit{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(),
+		items: map[string]*item{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(),
 	}
 }
 

@@ -37,11 +37,11 @@ func (p *Pod) awaitsBind() bool { return p.Node == "" && !p.Ended && !p.Leaving 
 type pod struct {
 	*Pod // Never changed, only replaced.
 	account
-	// unit is the unit in which the pod waits; nil if it doesn't.
-	unit *unit
+	// item is the item in which the pod waits; nil if it doesn't.
+	item *item
 	// expires is when the pod's charge ends if it isn't bound before; zero if it has none.
 	expires time.Time
-	// grant is the grant of the pod's unit, if the pod has or had a charge. failedAt is when a charge last ended without a bind.
+	// grant is the grant of the pod's item, if the pod has or had a charge. failedAt is when a charge last ended without a bind.
 	grant    *grant
 	failedAt time.Time
 	// provisioning is since when the gate is open for an autoscaler; zero if it isn't.
@@ -115,7 +115,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 }
 
 // refresh updates what depends on the state of a pod: the memory that it has and that the queue counts for it, whether its gate is to be opened,
-// and the unit in which it waits. The pod must be in no unit.
+// and the item in which it waits. The pod must be in no item.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
 	if p.Node != "" && !p.Ended || p.charged() {

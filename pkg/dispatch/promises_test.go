@@ -162,8 +162,8 @@ func TestUrgentMemberThatWaits(t *testing.T) {
 	want(t, "evicted", 4, len(f.evicted))
 }
 
-// TestUnitThatChanges: a user who keeps replacing a pod that gets room doesn't keep other tenants from theirs.
-func TestUnitThatChanges(t *testing.T) {
+// TestItemThatChanges: a user who keeps replacing a pod that gets room doesn't keep other tenants from theirs.
+func TestItemThatChanges(t *testing.T) {
 	f := newReclaimFixture(t, 4, 4)
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
 	f.pod("alice/1", 2)
@@ -189,8 +189,8 @@ func TestStartOfRunningPods(t *testing.T) {
 	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
 }
 
-// TestUnitsThatChange: nor does a user who replaces pods by pods that differ from the former ones.
-func TestUnitsThatChange(t *testing.T) {
+// TestItemsThatChange: nor does a user who replaces pods by pods that differ from the former ones.
+func TestItemsThatChange(t *testing.T) {
 	f := newReclaimFixture(t, 4, 4)
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
 	f.pod("alice/1", 2)

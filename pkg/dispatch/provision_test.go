@@ -31,7 +31,7 @@ func TestAutoscalerSees(t *testing.T) {
 			[]string{"alice/job-0", "alice/job-1", "alice/job-2", "alice/job-3"}},
 		"nodes that are full":        {[]gpu.Memory{4}, func(f *fixture) { f.fill(); f.pod("alice/1", 4) }, provisionAfter - time.Second, nil},
 		"nodes that are full longer": {[]gpu.Memory{4}, func(f *fixture) { f.fill(); f.pod("alice/1", 4) }, provisionAfter + queue.Retry, []string{"alice/1"}},
-		"one unit of each tenant": {nil, func(f *fixture) {
+		"one item of each tenant": {nil, func(f *fixture) {
 			f.pod("alice/1", 4)
 			f.pod("alice/2", 4)
 			f.pod("bob/1", 4)
@@ -111,7 +111,7 @@ func TestAutoscalerAndReclaim(t *testing.T) {
 	want(t, "evicted", []string{"bob/7", "bob/6"}, f.evicted)
 }
 
-// The gates that a former leader has opened for an autoscaler stay open. The next leader opens those of one more unit.
+// The gates that a former leader has opened for an autoscaler stay open. The next leader opens those of one more item.
 func TestAutoscalerLeaderChanges(t *testing.T) {
 	f := newFixture(t, nil, func(o *Options) { o.Provisioning = 1 })
 	for i := range 3 {

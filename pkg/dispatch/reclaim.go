@@ -13,7 +13,7 @@ const maxReclaim = maxOpen
 type reclaims struct {
 	// since is when this process began to lead.
 	since time.Time
-	// below is how long each tenant has been below its share with a unit that has no room, less the time since in which it wasn't; ReclaimAfter
+	// below is how long each tenant has been below its share with an item that has no room, less the time since in which it wasn't; ReclaimAfter
 	// at most. counted is up to when.
 	below   map[string]time.Duration
 	counted time.Time
@@ -21,7 +21,7 @@ type reclaims struct {
 	pauses queue.Pauses[tenantKind]
 	// attempt is the one that is planned, or whose evictions are made; nil if there is none.
 	attempt *attempt
-	// holds are by the IDs of their units.
+	// holds are by the IDs of their items.
 	holds map[string]*hold
 }
 
@@ -40,11 +40,11 @@ func (m *Manager) reclaim(s *standings) {
 	}
 }
 
-// pause pauses a tenant's units of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.
+// pause pauses a tenant's items of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.
 func (r *reclaims) pause(kind tenantKind, doubles bool, now time.Time) {
 	r.pauses.Prune(now, queue.LongestPause) // Most have no pods any more.
 	if r.pauses.Has(kind, now) {
-		return // Several units of this kind fail at the same time.
+		return // Several items of this kind fail at the same time.
 	}
 	if !doubles {
 		delete(r.pauses, kind)
@@ -52,7 +52,7 @@ func (r *reclaims) pause(kind tenantKind, doubles bool, now time.Time) {
 	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
 }
 
-// pausing reports whether no attempt may be made for the unit, because the latest one had no success.
-func (r *reclaims) pausing(u *unit, now time.Time) bool {
-	return r.pauses.Has(u.tenantKind(), now) || r.pauses.Has(tenantKind{tenant: u.item.Tenant}, now)
+// pausing reports whether no attempt may be made for the item, because the latest one had no success.
+func (r *reclaims) pausing(it *item, now time.Time) bool {
+	return r.pauses.Has(it.tenantKind(), now) || r.pauses.Has(tenantKind{tenant: it.Tenant}, now)
 }

@@ -62,7 +62,7 @@ func TestReclaimFindsNodesInItsSearch(t *testing.T) {
 		}
 	}
 	calls = 0
-	want(t, "nodes", []string{"n0"}, search.Need().Units[0].Pods[0].Nodes)
+	want(t, "nodes", []string{"n0"}, search.Need().Items[0].Pods[0].Nodes)
 	want(t, "calls by the search", 1, calls)
 }
 
@@ -109,7 +109,7 @@ func TestReclaimLeaderChanges(t *testing.T) {
 	want(t, "evicted by the next one", []string{"bob/3", "bob/2"}, f.evicted)
 }
 
-// While the victims of one attempt end, another one makes room for other units. What the former has evicted doesn't count twice.
+// While the victims of one attempt end, another one makes room for other items. What the former has evicted doesn't count twice.
 func TestReclaimAtOnce(t *testing.T) {
 	for name, evicted := range map[string]func(f *fixture, names ...string){
 		"victims are being deleted":        func(*fixture, ...string) {},
@@ -544,7 +544,7 @@ func TestNodeAddedDuringSearch(t *testing.T) {
 	want(t, "the share afterwards", gpu.Memory(4), f.Tenants()[0].Share)
 }
 
-// A member of a group changes while shares are computed, so its group is in no unit until the next round. Its places stay held.
+// A member of a group changes while shares are computed, so its group is in no item until the next round. Its places stay held.
 func TestReclaimHoldDuringSearch(t *testing.T) {
 	f, nodes := newSlowFixture(t, 4)
 	for i := range 4 {

@@ -8,16 +8,16 @@ import (
 // nodesPerEffort is how many empty nodes are tried with as much effort as one attempt to reserve places takes, see maxEffort.
 const nodesPerEffort = 32
 
-// try reserves places for the pods of a unit. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
-func (r *round) try(u *unit, awaits bool) (places []ledger.ChosenNode) {
-	number, due := r.m.progress.rounds, u.kind.isDue(r.m.now)
-	tries := awaits || !u.kind.hasNoRoom(number)
+// try reserves places for the pods of an item. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
+func (r *round) try(it *item, awaits bool) (places []ledger.ChosenNode) {
+	number, due := r.m.progress.rounds, it.kind.isDue(r.m.now)
+	tries := awaits || !it.kind.hasNoRoom(number)
 	var requests []ledger.Request
 	switch {
 	case due:
-		requests = r.m.requests(u)
+		requests = r.m.requests(it)
 	case tries: // Since the latest attempt, only these nodes can have got room.
-		requests = r.m.requestsOn(u, r.freed)
+		requests = r.m.requestsOn(it, r.freed)
 	}
 	if tries {
 		places = r.reserve(requests)
@@ -25,9 +25,9 @@ func (r *round) try(u *unit, awaits bool) (places []ledger.ChosenNode) {
 	if places != nil {
 		return places
 	}
-	u.kind.fail(number)
+	it.kind.fail(number)
 	if due {
-		u.kind.failEverywhere(r.m.everFit(requests), r.m.now)
+		it.kind.failEverywhere(r.m.everFit(requests), r.m.now)
 	}
 	return nil
 }
@@ -54,10 +54,10 @@ func (m *Manager) everFit(requests []ledger.Request) bool {
 }
 
 // requests returns what the ledger must place, on all nodes.
-func (m *Manager) requests(u *unit) []ledger.Request {
+func (m *Manager) requests(it *item) []ledger.Request {
 	m.effort++
-	requests := make([]ledger.Request, len(u.pods))
-	for i, p := range u.pods {
+	requests := make([]ledger.Request, len(it.pods))
+	for i, p := range it.pods {
 		m.spendFor(p.Constraints)
 		requests[i] = m.request(p, m.Nodes.Names(p.Constraints))
 	}
@@ -69,18 +69,18 @@ func (m *Manager) request(p *pod, nodes []string) ledger.Request {
 	return ledger.Request{Pod: p.Pod.Pod, Nodes: nodes, Last: m.contested.last(p.Constraints)}
 }
 
-// requestsOn returns what the ledger must place if only these nodes can have got room; nil if the unit can't use them. Of several pods, some may fit
+// requestsOn returns what the ledger must place if only these nodes can have got room; nil if the item can't use them. Of several pods, some may fit
 // elsewhere.
-func (m *Manager) requestsOn(u *unit, nodes []string) []ledger.Request {
-	for _, p := range u.pods {
+func (m *Manager) requestsOn(it *item, nodes []string) []ledger.Request {
+	for _, p := range it.pods {
 		m.spendFor(p.Constraints)
 		usable := m.Nodes.Among(p.Constraints, nodes)
 		switch {
 		case len(usable) == 0:
-		case len(u.pods) == 1:
+		case len(it.pods) == 1:
 			return []ledger.Request{m.request(p, usable)}
 		default:
-			return m.requests(u)
+			return m.requests(it)
 		}
 	}
 	return nil

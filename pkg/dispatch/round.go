@@ -10,20 +10,20 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxOpen limits the granted pods that aren't bound yet, apart from the first unit of each tenant. kube-scheduler binds some hundreds
+// maxOpen limits the granted pods that aren't bound yet, apart from the first item of each tenant. kube-scheduler binds some hundreds
 // per second in a small cluster, and some dozens in a large one. Of more pods, some would lose their charges before kube-scheduler
 // tries them.
 const maxOpen = 256
 
-// round is one pass through the queue, in which the units get their turns. It runs with the Manager's lock held.
+// round is one pass through the queue, in which the items get their turns. It runs with the Manager's lock held.
 type round struct {
 	m *Manager
-	// freed are the nodes on which something was freed since the units without room were tried.
+	// freed are the nodes on which something was freed since the items without room were tried.
 	freed []string
 	// open counts the granted pods of each tenant that aren't bound yet.
 	open map[string]int
-	// awaiting are the IDs of the units that have awaited reservations, with their tenants. unseen are those whose tenants have not had their turn:
-	// their reservations don't count for the units that have their turn before.
+	// awaiting are the IDs of the items that have awaited reservations, with their tenants. unseen are those whose tenants have not had their turn:
+	// their reservations don't count for the items that have their turn before.
 	awaiting map[string]string
 	unseen   map[string]bool
 	tenants  map[string]*tenantRound
@@ -32,7 +32,7 @@ type round struct {
 	tenantEffort int
 	// othersFirst is true if the latest round was exhausted: then the tenants that are cut short get no turn in this one.
 	othersFirst bool
-	// taken is the kept memory that the present unit takes.
+	// taken is the kept memory that the present item takes.
 	taken []*kept
 }
 
@@ -41,15 +41,15 @@ type progress struct {
 	// rounds counts the rounds, and at is when the latest one was. changedAt is the latest one before which something was freed or all kinds became due.
 	rounds, changedAt uint64
 	at                time.Time
-	// missed are the nodes on which something was freed, if the latest round has not tried all units there.
+	// missed are the nodes on which something was freed, if the latest round has not tried all items there.
 	missed []string
 	// exhausted is true if the latest round has used up its effort. cutShort are the tenants that have used up their own, with the number of
-	// the round since which their units get their turns one after the other.
+	// the round since which their items get their turns one after the other.
 	exhausted bool
 	cutShort  map[string]uint64
 }
 
-// incomplete reports whether the latest round has not tried all units.
+// incomplete reports whether the latest round has not tried all items.
 func (p *progress) incomplete() bool { return p.exhausted || len(p.cutShort) > 0 }
 
 // makeRound grants what fits, in the order of the queue.
@@ -74,8 +74,8 @@ func (m *Manager) newRound(freed []string) *round {
 		r.open[p.countedFor]++
 	}
 	for _, id := range m.Ledger.AwaitedItems() {
-		if u := m.units[id]; u != nil {
-			r.awaiting[id], r.unseen[id] = u.item.Tenant, true
+		if it := m.items[id]; it != nil {
+			r.awaiting[id], r.unseen[id] = it.Tenant, true
 		}
 	}
 	p.rounds, p.at = p.rounds+1, m.now
@@ -86,24 +86,24 @@ func (m *Manager) newRound(freed []string) *round {
 	return r
 }
 
-// grantInOrder offers the units in the order of the queue until the effort is used up.
+// grantInOrder offers the items in the order of the queue until the effort is used up.
 func (r *round) grantInOrder() {
 	turns := r.m.queue.Round()
-	item, more := turns.Next()
-	for ; more && r.m.effort < maxEffort; item, more = turns.Next() {
-		u := item.Value.(*unit)
-		switch places, leave := r.offer(u); {
+	next, more := turns.Next()
+	for ; more && r.m.effort < maxEffort; next, more = turns.Next() {
+		it := next.Value.(*item)
+		switch places, leave := r.offer(it); {
 		case places != nil:
 			turns.Grant()
-			r.m.grantUnit(u, places)
-			r.open[item.Tenant] += len(u.pods)
+			r.m.grantItem(it, places)
+			r.open[next.Tenant] += len(it.pods)
 			for _, k := range r.taken {
 				turns.Release(k.tenant, k.Request)
 			}
 			r.taken = nil
 		case leave:
 			for id, tenant := range r.awaiting {
-				if tenant == item.Tenant {
+				if tenant == next.Tenant {
 					delete(r.unseen, id)
 				}
 			}
@@ -114,12 +114,12 @@ func (r *round) grantInOrder() {
 	}
 	r.m.progress.exhausted = more
 	if more {
-		own := r.tenant(item.Tenant)
+		own := r.tenant(next.Tenant)
 		own.cut = own.cut || own.effort > 0
 	}
 }
 
-// recordProgress records what the next round must try. If something changed after a tenant was cut short, the units that had had their turn before get
+// recordProgress records what the next round must try. If something changed after a tenant was cut short, the items that had had their turn before get
 // another one.
 func (r *round) recordProgress() {
 	p := &r.m.progress
@@ -149,9 +149,9 @@ func (r *round) recordProgress() {
 
 // tenantRound is what a round knows of a tenant.
 type tenantRound struct {
-	// noRoom is true if a unit so far has no room.
+	// noRoom is true if an item so far has no room.
 	noRoom bool
-	// effort is what its units have taken of the round's effort.
+	// effort is what its items have taken of the round's effort.
 	effort int
 	// triedKept are the kinds that have no room where memory is kept.
 	triedKept map[*kind]bool
@@ -173,44 +173,44 @@ func (r *round) tenant(name string) *tenantRound {
 	return own
 }
 
-// offer gives a unit its turn: it reserves places for the pods, if there is room. leave is true if the tenant's later units don't get their turn in
+// offer gives an item its turn: it reserves places for the pods, if there is room. leave is true if the tenant's later items don't get their turn in
 // this round.
-func (r *round) offer(u *unit) (places []ledger.ChosenNode, leave bool) {
-	own, number := r.tenant(u.item.Tenant), r.m.progress.rounds
-	_, awaits := r.awaiting[u.item.ID]
-	defer delete(r.unseen, u.item.ID)
-	r.m.updatePause(u, awaits)
+func (r *round) offer(it *item) (places []ledger.ChosenNode, leave bool) {
+	own, number := r.tenant(it.Tenant), r.m.progress.rounds
+	_, awaits := r.awaiting[it.ID]
+	defer delete(r.unseen, it.ID)
+	r.m.updatePause(it, awaits)
 	before := r.m.effort
 	defer func() { own.effort += r.m.effort - before }()
 	switch {
-	case !r.mayGrant(u.item.Tenant): // kube-scheduler must bind others first.
+	case !r.mayGrant(it.Tenant): // kube-scheduler must bind others first.
 		r.m.progress.missed = r.freed
 		return nil, true
 	case r.othersFirst && own.since <= number: // The tenant was cut short, and the latest round didn't reach all others.
 		own.cut = true
 		return nil, true
-	case u.pause != 0, u.triedIn >= own.since:
+	case it.pause != 0, it.triedIn >= own.since:
 		return nil, false
-	case own.noRoom && !awaits && !u.kind.isDue(r.m.now) && u.kind.hasNoRoom(number): // There can be thousands of these.
-		return r.takeKept(u), false
+	case own.noRoom && !awaits && !it.kind.isDue(r.m.now) && it.kind.hasNoRoom(number): // There can be thousands of these.
+		return r.takeKept(it), false
 	case own.effort >= r.tenantEffort:
 		own.cut = true
 		return nil, true
 	}
-	u.triedIn = number
-	places = r.try(u, awaits)
+	it.triedIn = number
+	places = r.try(it, awaits)
 	if places == nil {
-		places = r.takeKept(u)
+		places = r.takeKept(it)
 	} else {
-		r.m.nextCame(u.item.Tenant, false)
+		r.m.nextCame(it.Tenant, false)
 	}
-	own.noRoom = own.noRoom || places == nil && u.kind.obstacle == reasons.ObstacleNoRoom
+	own.noRoom = own.noRoom || places == nil && it.kind.obstacle == reasons.ObstacleNoRoom
 	return places, false
 }
 
 // mayGrant reports whether more pods of the tenant may be granted. Pods that are never bound, such as those whose volume doesn't exist, must not take
 // all turns: each tenant that has open pods gets the same part of maxOpen, one part is left for others, and a tenant without open pods gets its first
-// unit granted in any case.
+// item granted in any case.
 func (r *round) mayGrant(tenant string) bool {
 	own := r.open[tenant]
 	return own == 0 || own < maxOpen/(len(r.open)+1)

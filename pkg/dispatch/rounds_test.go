@@ -153,7 +153,7 @@ func TestGateBeforeTurn(t *testing.T) {
 	want(t, "granted", true, f.IsAdmitted(f.pods["carol/waits"].Pod))
 }
 
-// Something is freed while a tenant has so many open pods that its units aren't tried. They are tried there once pods are bound.
+// Something is freed while a tenant has so many open pods that its items aren't tried. They are tried there once pods are bound.
 func TestFreedBeforeTurn(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4, maxOpen / 2}, nil)
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
@@ -214,8 +214,8 @@ func TestFreedAndManyGroups(t *testing.T) {
 		f.tick(100 * time.Millisecond)
 	}
 	want(t, "incomplete after something was freed", false, f.progress.incomplete())
-	for id, u := range f.units {
-		if u.triedIn <= freed {
+	for id, it := range f.items {
+		if it.triedIn <= freed {
 			t.Errorf("%s was not tried", id)
 		}
 	}

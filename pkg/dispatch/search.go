@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// Search finds the pods that may be evicted for units that need room. It is a snapshot of the Manager's state: in a large cluster the search
+// Search finds the pods that may be evicted for items that need room. It is a snapshot of the Manager's state: in a large cluster the search
 // takes long, so it is made without the Manager's lock. Hold checks its result.
 type Search struct {
 	*standings
@@ -26,12 +26,12 @@ func (m *Manager) search(a *attempt, s *standings) *Search {
 	return &Search{standings: s, options: &m.Options, attempt: a, since: m.reclaims.since, now: m.now}
 }
 
-// Need returns the units that need room, and the pods that may be evicted for them.
+// Need returns the items that need room, and the pods that may be evicted for them.
 func (s *Search) Need() reclaim.Need {
 	need, i := s.need, 0
-	for _, u := range need.Units {
-		for j := range u.Pods {
-			u.Pods[j].Nodes = s.options.Nodes.Names(s.constraints[i])
+	for _, it := range need.Items {
+		for j := range it.Pods {
+			it.Pods[j].Nodes = s.options.Nodes.Names(s.constraints[i])
 			i++
 		}
 	}

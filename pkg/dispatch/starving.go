@@ -7,51 +7,51 @@ import (
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
-// longestWasted is for how long at most nothing is evicted for units that were not bound after their turn.
+// longestWasted is for how long at most nothing is evicted for items that were not bound after their turn.
 const longestWasted = 24 * time.Hour
 
 // starvingTenant is a tenant below its share, or one for which places are held.
 type starvingTenant struct {
 	Tenant
-	// units are those with which it would still have no more than its share, beside those for which places are held. A tenant that has nothing
+	// items are those with which it would still have no more than its share, beside those for which places are held. A tenant that has nothing
 	// gets its first one in any case.
-	units []*unit
+	items []*item
 }
 
-// starving returns the tenants below their share that have a unit which lacks only memory, and those for which places are held, in the order of
+// starving returns the tenants below their share that have an item which lacks only memory, and those for which places are held, in the order of
 // their turns.
 func (m *Manager) starving(all *standings) (out []starvingTenant) {
 	for i, t := range all.tenants {
 		held := all.held[t.Name]
 		s := starvingTenant{Tenant: t}
 		allocated := t.Allocated.Add(held)
-		for _, u := range all.units[i] {
+		for _, it := range all.items[i] {
 			first, left := allocated == 0, t.Share.Sub(allocated)
 			if left == 0 {
 				break
 			}
-			if u.item.Memory > left && !first || m.hasHold(u) || !m.reclaimable(u) {
+			if it.Memory > left && !first || m.hasHold(it) || !m.reclaimable(it) {
 				continue
 			}
-			s.units = append(s.units, u)
-			if !m.reclaims.pausing(u, m.now) { // Otherwise it leaves the share to those behind it, for which reclaim may find room.
-				allocated = allocated.Add(u.item.Memory)
+			s.items = append(s.items, it)
+			if !m.reclaims.pausing(it, m.now) { // Otherwise it leaves the share to those behind it, for which reclaim may find room.
+				allocated = allocated.Add(it.Memory)
 			}
 		}
-		if len(s.units) > 0 || held > 0 {
+		if len(s.items) > 0 || held > 0 {
 			out = append(out, s)
 		}
 	}
 	return out
 }
 
-// reclaimable reports whether nothing but memory seems to keep the unit from running. One that was not bound after an earlier turn counts only much
+// reclaimable reports whether nothing but memory seems to keep the item from running. One that was not bound after an earlier turn counts only much
 // later, after a time that doubles with each failure: others would be evicted for it again and again.
-func (m *Manager) reclaimable(u *unit) bool {
-	if u.obstacle().Infeasible() {
+func (m *Manager) reclaimable(it *item) bool {
+	if it.obstacle().Infeasible() {
 		return false
 	}
-	failures, latest := m.Failures.Of(u.profile)
+	failures, latest := m.Failures.Of(it.profile)
 	return failures == 0 || m.now.Sub(latest) >= min(queue.LongestPause<<min(failures-1, 8), longestWasted)
 }
 

@@ -47,9 +47,9 @@ func (m *Manager) Tenants() []Tenant {
 type standings struct {
 	// tenants are in the order of their turns. They have no Share before setShares.
 	tenants []Tenant
-	// units are the waiting units of each tenant. demanded is the memory that waits, of the units that count for their tenants' demand, and what is
+	// items are the waiting items of each tenant. demanded is the memory that waits, of the items that count for their tenants' demand, and what is
 	// kept for the tenants.
-	units    [][]*unit
+	items    [][]*item
 	demanded map[demander]gpu.Memory
 	// held is the memory of the places that are held for each tenant.
 	held map[string]gpu.Memory
@@ -86,30 +86,30 @@ func (m *Manager) takeStandings() *standings {
 				out.demand(k.Constraints, k.Request)
 			}
 		}
-		own := make([]*unit, len(s.Waiting))
-		for i, item := range s.Waiting {
-			own[i] = item.Value.(*unit)
+		own := make([]*item, len(s.Waiting))
+		for i, next := range s.Waiting {
+			own[i] = next.Value.(*item)
 			obstacle := own[i].obstacle()
 			m.addWaiting(&t, own[i], obstacle)
 			if !obstacle.Infeasible() {
-				out.demandUnit(own[i])
+				out.demandItem(own[i])
 			}
 		}
 		if t.Waiting > t.Infeasible {
 			before++
 		}
-		out.tenants, out.units = append(out.tenants, t), append(out.units, own)
+		out.tenants, out.items = append(out.tenants, t), append(out.items, own)
 	}
 	return out
 }
 
-// demandUnit counts what a unit of the next tenant demands.
-func (s *standings) demandUnit(u *unit) {
-	if !u.mixed {
-		s.demand(u.constraints, u.item.Memory)
+// demandItem counts what an item of the next tenant demands.
+func (s *standings) demandItem(it *item) {
+	if !it.mixed {
+		s.demand(it.constraints, it.Memory)
 		return
 	}
-	for _, p := range u.pods {
+	for _, p := range it.pods {
 		s.demand(p.Constraints, p.Request)
 	}
 }
@@ -120,23 +120,23 @@ func (s *standings) demand(constraints unique.Handle[string], amount gpu.Memory)
 	s.demanded[of] = s.demanded[of].Add(amount)
 }
 
-// addWaiting counts a unit that waits in its tenant's state, behind those before it. obstacle is the unit's.
-func (m *Manager) addWaiting(t *Tenant, u *unit, obstacle reasons.Obstacle) {
+// addWaiting counts an item that waits in its tenant's state, behind those before it. obstacle is the item's.
+func (m *Manager) addWaiting(t *Tenant, it *item, obstacle reasons.Obstacle) {
 	if t.Waiting == 0 || t.Obstacle.Infeasible() && !obstacle.Infeasible() {
-		t.Next, t.Obstacle = u.pods[0].Pod.Pod, m.shownObstacle(u)
+		t.Next, t.Obstacle = it.pods[0].Pod.Pod, m.shownObstacle(it)
 	}
-	t.Waiting, t.WaitingMemory = t.Waiting+len(u.pods), t.WaitingMemory.Add(u.item.Memory)
+	t.Waiting, t.WaitingMemory = t.Waiting+len(it.pods), t.WaitingMemory.Add(it.Memory)
 	switch {
 	case obstacle.Infeasible():
-		t.Infeasible += len(u.pods)
+		t.Infeasible += len(it.pods)
 	case obstacle == reasons.ObstacleNoRoom:
-		t.PassedOver += len(u.pods)
+		t.PassedOver += len(it.pods)
 	}
 }
 
-// shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the unit, otherwise obstacle.
-func (m *Manager) shownObstacle(u *unit) reasons.Obstacle {
-	if obstacle := u.obstacle(); obstacle != reasons.ObstacleNoRoom || !m.hasHold(u) {
+// shownObstacle returns the obstacle that users see: ObstacleMakingRoom if pods are evicted for the item, otherwise obstacle.
+func (m *Manager) shownObstacle(it *item) reasons.Obstacle {
+	if obstacle := it.obstacle(); obstacle != reasons.ObstacleNoRoom || !m.hasHold(it) {
 		return obstacle
 	}
 	return reasons.ObstacleMakingRoom
@@ -180,10 +180,10 @@ func (m *Manager) waitingTurns() (turns map[gpu.PodUID]reasons.Turn, waiting []w
 		return nil, nil, nil
 	}
 	turns, waiting, s = map[gpu.PodUID]reasons.Turn{}, make([]waitingTurn, 0, len(m.pods)-len(m.allocated)), m.takeStandings()
-	for i, units := range s.units {
-		for _, u := range units {
-			for _, p := range u.pods {
-				waiting = append(waiting, waitingTurn{p.Pod, i, m.shownObstacle(u)})
+	for i, items := range s.items {
+		for _, it := range items {
+			for _, p := range it.pods {
+				waiting = append(waiting, waitingTurn{p.Pod, i, m.shownObstacle(it)})
 			}
 		}
 	}
@@ -194,7 +194,7 @@ func (m *Manager) waitingTurns() (turns map[gpu.PodUID]reasons.Turn, waiting []w
 	}
 	for _, members := range m.members {
 		for _, p := range members {
-			if p.unit == nil {
+			if p.item == nil {
 				turns[p.UID] = reasons.Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: reasons.ObstacleIncomplete}
 			}
 		}
@@ -216,9 +216,9 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 		m.SetPod(pod)
 	}
 	m.gatherGroups()
-	for _, u := range m.units {
-		if !m.everFit(m.requests(u)) {
-			u.kind.obstacle = reasons.ObstacleNeverFits
+	for _, it := range m.items {
+		if !m.everFit(m.requests(it)) {
+			it.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}
 	return m.Tenants()

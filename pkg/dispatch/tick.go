@@ -60,7 +60,7 @@ func (m *Manager) retryAll() {
 func (m *Manager) isCheckDue() bool { return m.now.Sub(m.checked) >= checkInterval }
 
 // dueStandings returns the state of the tenants once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both take
-// milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their unit, so units of groups are made
+// milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their item, so items of groups are made
 // again.
 func (m *Manager) dueStandings() *standings {
 	m.mu.Lock()
@@ -87,18 +87,18 @@ func (m *Manager) useStandings(s *standings) {
 	}
 }
 
-// updatePause records whether the unit must not be granted because it, or others of its namespace, failed. awaits is true if it has an awaited
+// updatePause records whether the item must not be granted because it, or others of its namespace, failed. awaits is true if it has an awaited
 // reservation.
-func (m *Manager) updatePause(u *unit, awaits bool) {
-	before := u.pause
-	u.pause = 0
-	if until, behind := m.Failures.Wait(u.profile, awaits, m.now); until.After(m.now) {
-		u.pause = reasons.ObstaclePaused
+func (m *Manager) updatePause(it *item, awaits bool) {
+	before := it.pause
+	it.pause = 0
+	if until, behind := m.Failures.Wait(it.profile, awaits, m.now); until.After(m.now) {
+		it.pause = reasons.ObstaclePaused
 		if behind {
-			u.pause = reasons.ObstacleBehindFailed
+			it.pause = reasons.ObstacleBehindFailed
 		}
 	}
-	if before != 0 && u.pause == 0 {
-		u.kind.retryAt = time.Time{} // Nodes on which something was freed meanwhile were tried without it.
+	if before != 0 && it.pause == 0 {
+		it.kind.retryAt = time.Time{} // Nodes on which something was freed meanwhile were tried without it.
 	}
 }

@@ -7,46 +7,46 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Waiting returns the units that lack only memory, as items of the queue: of those of one tenant and one kind, the first. Priorities count within
-// a tenant only, so all items get the same, and their turns have the order of the tenants. Units for which reclaim holds places aren't among them.
+// Waiting returns the items that lack only memory, for package queue: of those of one tenant and one kind, the first. Priorities count within
+// a tenant only, so all items get the same, and their turns have the order of the tenants. Items for which reclaim holds places aren't among them.
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	items, seen := []queue.Item{}, map[tenantKind]bool{}
 	for _, tenant := range m.queue.Tenants() {
 		for _, waiting := range tenant.Waiting {
-			u := waiting.Value.(*unit)
-			if seen[u.tenantKind()] || u.obstacle() != reasons.ObstacleNoRoom || m.hasHold(u) {
+			it := waiting.Value.(*item)
+			if seen[it.tenantKind()] || it.obstacle() != reasons.ObstacleNoRoom || m.hasHold(it) {
 				continue
 			}
-			seen[u.tenantKind()] = true
+			seen[it.tenantKind()] = true
 			items = append(items, queue.Item{
-				Item:     ledger.Item{ID: u.item.ID, Label: u.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: u.item.Entered},
+				Item:     ledger.Item{ID: it.ID, Label: it.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: it.Entered},
 				Turn:     len(items) + 1,
-				Profile:  u.profile,
-				RoomKey:  u.item.Tenant + "\x00" + text(u.kind.text) + "\x00" + u.kind.memory.String(),
-				Requests: func() []ledger.Request { return m.waitingRequests(u) },
+				Profile:  it.profile,
+				RoomKey:  it.Tenant + "\x00" + text(it.kind.text) + "\x00" + it.kind.memory.String(),
+				Requests: func() []ledger.Request { return m.waitingRequests(it) },
 			})
 		}
 	}
 	return items
 }
 
-// label names the unit for users.
-func (u *unit) label() string {
-	p := u.pods[0]
+// label names the item for users.
+func (it *item) label() string {
+	p := it.pods[0]
 	if p.Group == (gang.Key{}) {
 		return "pod " + p.String()
 	}
 	return "group " + p.Group.String()
 }
 
-// waitingRequests returns the requests of the unit's pods with all nodes that they can use.
-func (m *Manager) waitingRequests(u *unit) []ledger.Request {
+// waitingRequests returns the requests of the item's pods with all nodes that they can use.
+func (m *Manager) waitingRequests(it *item) []ledger.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.units[u.item.ID] != u {
+	if m.items[it.ID] != it {
 		return nil
 	}
-	return m.requests(u)
+	return m.requests(it)
 }

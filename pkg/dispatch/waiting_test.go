@@ -58,7 +58,7 @@ func TestLargePodGetsShare(t *testing.T) {
 	}
 }
 
-// A reservation counts for tenants whose turn comes after that of its unit, and not for those whose turn comes before.
+// A reservation counts for tenants whose turn comes after that of its item, and not for those whose turn comes before.
 func TestReservationAndTurns(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	reserver := f.reserver()
@@ -77,7 +77,7 @@ func TestReservationAndTurns(t *testing.T) {
 	want(t, "before the turn of the reservation", []string{"aaron/small"}, f.admitted())
 }
 
-// Of a tenant's units that wait, those of higher priority come first, whatever their age.
+// Of a tenant's items that wait, those of higher priority come first, whatever their age.
 func TestWaitingOrder(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4}, nil)
 	f.pod("alice/runs", 4)
@@ -87,8 +87,8 @@ func TestWaitingOrder(t *testing.T) {
 	f.pod("bob/urgent", 4, age(-1), priority(5))
 	f.tick(time.Second)
 	turns := map[string]int{}
-	for _, item := range f.Waiting() {
-		turns[item.Label] = item.Turn
+	for _, next := range f.Waiting() {
+		turns[next.Label] = next.Turn
 	}
 	want(t, "the order", map[string]int{"pod bob/urgent": 1, "pod bob/early": 2}, turns)
 }

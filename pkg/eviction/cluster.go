@@ -10,7 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// cluster returns the state in which the decision is made. It covers the nodes that the units' pods can use.
+// cluster returns the state in which the decision is made. It covers the nodes that the items' pods can use.
 func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out := reclaim.Cluster{
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
@@ -27,8 +27,8 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	out.Allowed = budgets.allowed
 	var pods []reclaim.Pod
 	unseen := map[string]bool{}
-	for _, u := range need.Units {
-		pods, unseen[u.Item] = append(pods, u.Pods...), true
+	for _, item := range need.Items {
+		pods, unseen[item.ID] = append(pods, item.Pods...), true
 	}
 	out.FitsResources = func(node string, pods []gpu.Pod, gone []gpu.PodUID) bool {
 		return r.Ledger.FitsResources(node, pods, gone, unseen)
@@ -85,10 +85,10 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}}
 	unseen := map[string]bool{}
 	for _, served := range plan.Served {
-		unseen[served.Item] = true
+		unseen[served.ID] = true
 	}
 	for _, served := range plan.Served {
-		nodes := map[string][]placement.Card{} // As the unit sees them: the places of other units count as used.
+		nodes := map[string][]placement.Card{} // As the item sees them: the places of other items count as used.
 		lowest := slices.MinFunc(served.Pods, byPriority).Pod
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]

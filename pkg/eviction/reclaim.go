@@ -49,7 +49,7 @@ func NewReclaimer(x *Executor) *Reclaimer {
 	return &Reclaimer{evictor: x.evictor, executor: x}
 }
 
-// Reclaim evicts pods so that units of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
+// Reclaim evicts pods so that items of the need get room. It calls hold with the plan before the first eviction; hold returns false if the plan
 // is outdated. Reclaim returns until when they must stay held: zero if nothing was evicted.
 func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(reclaim.Plan) bool) (until time.Time) {
 	logger := klog.FromContext(ctx)
@@ -63,12 +63,12 @@ func (r *Reclaimer) Reclaim(ctx context.Context, need reclaim.Need, hold func(re
 		return time.Time{}
 	case !r.stillFits(plan):
 		r.Reclaims.Reclaimed(reasons.ResultFailed)
-		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "units", len(plan.Served))
+		logger.Info("No memory reclaimed: other pods were placed on the cards before they were reserved", "items", len(plan.Served))
 		return time.Time{}
 	}
 	until, err = r.executor.Evict(ctx, victims(plan))
 	r.Reclaims.Reclaimed(resultOf(err))
-	logger = logger.WithValues("victims", len(plan.Victims), "units", len(plan.Served))
+	logger = logger.WithValues("victims", len(plan.Victims), "items", len(plan.Served))
 	if until.IsZero() {
 		logger.Error(err, "No pod evicted for tenants below their share", "result", resultOf(err))
 		return until
@@ -134,10 +134,10 @@ func (r *Reclaimer) narrow(ctx context.Context, need reclaim.Need, plan reclaim.
 	if err := group.Wait(); err != nil {
 		return false, err
 	}
-	for _, u := range need.Units {
-		for i, p := range u.Pods {
+	for _, item := range need.Items {
+		for i, p := range item.Pods {
 			if nodes, narrower := usable[p.UID]; narrower {
-				u.Pods[i].Nodes = nodes
+				item.Pods[i].Nodes = nodes
 			}
 		}
 	}

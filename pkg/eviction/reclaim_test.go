@@ -71,7 +71,7 @@ func newReclaimFixture() *reclaimFixture {
 // need returns what alice needs.
 func (f *reclaimFixture) need() reclaim.Need {
 	need := reclaim.Need{
-		Units:   []reclaim.Unit{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: protocol.Pod(f.a), Nodes: []string{"n1", "n2"}}}}},
+		Items:   []reclaim.Item{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: protocol.Pod(f.a), Nodes: []string{"n1", "n2"}}}}},
 		Tenants: map[string]reclaim.Tenant{"alice": {Share: 16}, "bob": {Share: 16, Allocated: 32, Excess: 16}},
 	}
 	for i, pod := range f.b {
@@ -296,7 +296,7 @@ func TestReclaimerWithoutGonePods(t *testing.T) {
 	f := newReclaimFixture()
 	need := f.need()
 	gone := protocol.Pod(fake.Pod("gone", 8))
-	need.Units = append([]reclaim.Unit{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: gone, Nodes: []string{"n1", "n2"}}}}}, need.Units...)
+	need.Items = append([]reclaim.Item{{Tenant: "alice", Pods: []reclaim.Pod{{Pod: gone, Nodes: []string{"n1", "n2"}}}}}, need.Items...)
 	if !f.reclaim(need) || len(f.holds) != 1 || len(f.holds[0].Served) != 1 || f.holds[0].Served[0].Pods[0].UID != protocol.Pod(f.a).UID {
 		t.Errorf("not made for the other pod alone: %+v", f.holds)
 	}
@@ -399,11 +399,11 @@ func TestReclaimerSparesForShortTime(t *testing.T) {
 	}
 }
 
-// The units of a plan don't see the awaited reservations of each other. With the places that are held for them these would count twice.
+// The items of a plan don't see the awaited reservations of each other. With the places that are held for them these would count twice.
 func TestReclaimerAwaited(t *testing.T) {
 	f := newReclaimFixture()
 	need := f.need()
-	need.Units = nil
+	need.Items = nil
 	for _, name := range []string{"first", "second"} {
 		pod := fake.Pod(name, 8)
 		f.server.Set(pod)
@@ -411,12 +411,12 @@ func TestReclaimerAwaited(t *testing.T) {
 		if !f.cluster.ledger.Await(ledger.Item{ID: name, Label: name}, requests, time.Time{}.Add(-time.Hour)) {
 			t.Fatalf("no card is reserved for %s", name)
 		}
-		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Item: name, Pods: []reclaim.Pod{{Pod: requests[0].Pod, Nodes: requests[0].Nodes}}})
+		need.Items = append(need.Items, reclaim.Item{Tenant: "alice", ID: name, Pods: []reclaim.Pod{{Pod: requests[0].Pod, Nodes: requests[0].Nodes}}})
 	}
 	f.meanwhile = func(f *reclaimFixture) {
 		for _, served := range f.holds[0].Served {
 			place := served.Places[0]
-			f.cluster.ledger.AddReservation(served.Item, ledger.Reservation{
+			f.cluster.ledger.AddReservation(served.ID, ledger.Reservation{
 				Source: ledger.Reclaimed, Places: []ledger.Place{{Pod: served.Pods[0].Pod, Node: place.Node, On: place.On}},
 			})
 		}
@@ -434,14 +434,14 @@ func TestReclaimerPriorities(t *testing.T) {
 	f.b = f.b[:2]
 	high, low := fake.Pod("high", 8), fake.Pod("low", 8)
 	need := f.need()
-	need.Units = nil
+	need.Items = nil
 	for _, pod := range []*corev1.Pod{high, low} {
 		f.server.Set(pod)
 		p := protocol.Pod(pod)
 		if pod == high {
 			p.Priority = 10
 		}
-		need.Units = append(need.Units, reclaim.Unit{Tenant: "alice", Item: pod.Name, Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
+		need.Items = append(need.Items, reclaim.Item{Tenant: "alice", ID: pod.Name, Pods: []reclaim.Pod{{Pod: p, Nodes: []string{"n1", "n2"}}}})
 	}
 	f.cluster.ledger.Nominate("n2", gpu.Pod{UID: "uid-nominated", Name: "nominated", Request: 16, Priority: 5})
 	if made := f.reclaim(need); !made {

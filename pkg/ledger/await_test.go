@@ -137,7 +137,7 @@ func TestAwaitedBehindPlace(t *testing.T) {
 		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
 		"reclaimed": func(f *fixture) {
 			places := []ledger.Place{{Pod: pod("p", 16, 5), Node: "n1", On: gpu.On(0, 16)}}
-			f.AddReservation("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: places})
+			f.AddReservation("item", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: places})
 		},
 	}
 	for priority, want := range map[int32]reasons.Reason{5: reasons.Fits, 6: reasons.Reserved} {
@@ -153,13 +153,13 @@ func TestAwaitedBehindPlace(t *testing.T) {
 	}
 }
 
-// A unit for which reclaim frees cards gets all of them, on whichever of its nodes each pod is placed.
+// An item for which reclaim frees cards gets all of them, on whichever of its nodes each pod is placed.
 func TestAwaitedBehindUnit(t *testing.T) {
 	f, nodes := newFixture(t, spec(16), spec(16)), []string{"n1", "n2"}
 	f.bind("n1", 0, pod("v1", 16))
 	f.bind("n2", 0, pod("v2", 16))
 	p1, p2 := pod("p1", 16, 5), pod("p2", 16, 5)
-	f.AddReservation("unit", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
+	f.AddReservation("item", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
 		{Pod: p1, Node: "n1", On: gpu.On(0, 16)}, {Pod: p2, Node: "n2", On: gpu.On(0, 16)},
 	}})
 	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))

@@ -317,7 +317,7 @@ func BenchmarkLock(b *testing.B) {
 		shortlist[i] = ledger.Request{Pod: requests[i].Pod, Nodes: names[:len(requests)+16]}
 	}
 	for i := range places {
-		places[i] = heldPlace{UID: gpu.PodUID(fmt.Sprint("held-", i)), Node: names[i], On: gpu.On(0, 10), Unit: 1}
+		places[i] = heldPlace{UID: gpu.PodUID(fmt.Sprint("held-", i)), Node: names[i], On: gpu.On(0, 10), Item: 1}
 	}
 	reserved := held(places, 0)
 	for name, call := range map[string]func(){

@@ -229,11 +229,11 @@ func (l *Ledger) comesBefore(r *reservedPlace, a *asker) bool {
 	return a.pod.Priority <= r.Priority
 }
 
-// isBehind reports whether the place comes behind a place of the pod, or behind one of the unit for which reclaim frees memory.
+// isBehind reports whether the place comes behind a place of the pod, or behind one of the item for which reclaim frees memory.
 func (l *Ledger) isBehind(a *asker, r *reservedPlace) bool {
-	nomination, unit := a.own[Nominated], a.own[Reclaimed]
+	nomination, item := a.own[Nominated], a.own[Reclaimed]
 	nominated := nomination != nil && nomination.Places[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
-	return nominated || unit != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == unit })
+	return nominated || item != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == item })
 }
 
 // reasonBeside returns the reason beside what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that

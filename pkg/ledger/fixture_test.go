@@ -122,12 +122,12 @@ func (f *fixture) bind(node string, card int, pods ...gpu.Pod) {
 	}
 }
 
-// heldPlace is a share of the reservation of a unit.
+// heldPlace is a share of the reservation of an item.
 type heldPlace struct {
 	UID  gpu.PodUID
 	Node string
 	On   gpu.Placement
-	Unit int
+	Item int
 }
 
 // hold replaces the reservations of reclaim that differ.
@@ -149,10 +149,10 @@ func (f *fixture) hold(places []heldPlace, priority int32) {
 	}
 }
 
-// held returns a reservation for each unit of the places, which must be in the order of units.
+// held returns a reservation for each item of the places, which must be in the order of items.
 func held(places []heldPlace, priority int32) (out []ledger.Reservation) {
 	for i, p := range places {
-		if i == 0 || places[i-1].Unit != p.Unit {
+		if i == 0 || places[i-1].Item != p.Item {
 			out = append(out, ledger.Reservation{Source: ledger.Reclaimed, Priority: priority})
 		}
 		last := &out[len(out)-1]

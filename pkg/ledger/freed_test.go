@@ -18,7 +18,7 @@ func TestFreed(t *testing.T) {
 	old.SeveralCards, old.Cores = reasons.OldForCards, reasons.OldForCores
 	heldFor := func(uids ...gpu.PodUID) (places []heldPlace) {
 		for card, uid := range uids {
-			places = append(places, heldPlace{UID: uid, Node: "n1", On: gpu.On(card, 16), Unit: 1})
+			places = append(places, heldPlace{UID: uid, Node: "n1", On: gpu.On(card, 16), Item: 1})
 		}
 		return places
 	}
@@ -176,7 +176,7 @@ func (s *simulation) change() (operation string, subjects []gpu.PodUID) {
 		var places []heldPlace
 		for i, member := range some {
 			share, _ := each(member)
-			places = append(places, heldPlace{UID: member.UID, Node: node, On: on([]int{s.random.IntN(3)}, share), Unit: 1 + i/2})
+			places = append(places, heldPlace{UID: member.UID, Node: node, On: on([]int{s.random.IntN(3)}, share), Item: 1 + i/2})
 		}
 		priority := int32(s.random.IntN(3))
 		s.fixture.hold(places, priority)

@@ -108,9 +108,9 @@ func TestLargeReservations(t *testing.T) {
 		places[i] = heldPlace{gpu.PodUID(fmt.Sprint("held-", i)), names[i%2], gpu.On(0, 1), 1}
 	}
 	f.takeFreed()
-	f.AddReservation("unit", held(places, 5)[0])
+	f.AddReservation("item", held(places, 5)[0])
 	expect(t, "fitting nodes beside 3,000 shares on two of them", len(names)-2, fitting())
-	f.End(ledger.Reclaimed, "unit")
+	f.End(ledger.Reclaimed, "item")
 	expect(t, "fitting nodes after the end", len(names), fitting())
 	expect(t, "freed at the end", names[:2], slices.Compact(f.takeFreed()))
 

@@ -106,13 +106,13 @@ func TestHoldEnded(t *testing.T) {
 	}
 	for range 20 {
 		var holding sync.WaitGroup
-		holding.Go(func() { f.AddReservation("unit", held(shares, 5)[0]) })
+		holding.Go(func() { f.AddReservation("item", held(shares, 5)[0]) })
 		for len(f.ReservedOn("n1")) == 0 { // Until AddReservation has begun.
 			runtime.Gosched()
 		}
-		f.End(ledger.Reclaimed, "unit")
+		f.End(ledger.Reclaimed, "item")
 		holding.Wait()
 		expect(t, "pods on the node", 0, len(f.ReservedOn("n1")))
-		f.End(ledger.Reclaimed, "unit")
+		f.End(ledger.Reclaimed, "item")
 	}
 }

@@ -54,7 +54,7 @@ const (
 	// The sources of awaited reservations. End ends them.
 
 	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
-	Reclaimed // Reclaim, which frees memory for a unit. AddReservation makes it, with Victims.
+	Reclaimed // Reclaim, which frees memory for an item. AddReservation makes it, with Victims.
 	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
 	sources
 )

@@ -80,12 +80,12 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 		uid := gpu.PodUID(fmt.Sprint("invented-", len(view.allocations)))
 		view.allocations[uid] = &allocation{node, ledger.Allocation{Placement: where}}
 	}
-	units := map[gpu.PodUID]int{}
+	items := map[gpu.PodUID]int{}
 	for _, h := range m.held {
-		units[h.UID] = h.Unit
+		items[h.UID] = h.Item
 	}
 	for _, h := range m.held {
-		if h.Node == node && m.allocations[h.UID] == nil && pod.Priority <= m.heldUpTo && units[pod.UID] != h.Unit {
+		if h.Node == node && m.allocations[h.UID] == nil && pod.Priority <= m.heldUpTo && items[pod.UID] != h.Item {
 			use(h.On)
 		}
 	}
@@ -289,7 +289,7 @@ func (r *reserver) step() (operation string, err error) {
 		r.model.held, r.model.heldUpTo = nil, int32(r.random.IntN(3))
 		for i, member := range some {
 			share, _ := each(member)
-			place := heldPlace{UID: member.UID, Node: r.nodes[r.random.IntN(2)], On: on([]int{r.random.IntN(3)}, share), Unit: 1 + i/2}
+			place := heldPlace{UID: member.UID, Node: r.nodes[r.random.IntN(2)], On: on([]int{r.random.IntN(3)}, share), Item: 1 + i/2}
 			r.model.held = append(r.model.held, place)
 		}
 		r.fixture.hold(r.model.held, r.model.heldUpTo)

@@ -113,23 +113,23 @@ func TestReclaimedResources(t *testing.T) {
 	f := newResourcesFixture(t, 1)
 	f.run(pod("victim", 16), "n1", 0, 3, at)
 	f.run(pod("stays", 4), "n1", 1, 2, at)
-	unit, behind, none := f.pending(pod("unit", 16), 5), f.pending(pod("behind", 4), 2), f.pending(pod("none", 4), 0)
-	f.AddReservation("unit", ledger.Reservation{
-		Priority: 9, Source: ledger.Reclaimed, Victims: []gpu.PodUID{"victim"}, Places: []ledger.Place{{Pod: unit, Node: "n1", On: gpu.On(0, 16)}},
+	item, behind, none := f.pending(pod("item", 16), 5), f.pending(pod("behind", 4), 2), f.pending(pod("none", 4), 0)
+	f.AddReservation("item", ledger.Reservation{
+		Priority: 9, Source: ledger.Reclaimed, Victims: []gpu.PodUID{"victim"}, Places: []ledger.Place{{Pod: item, Node: "n1", On: gpu.On(0, 16)}},
 	})
-	// Three CPUs are free, and those of the victim will be: one more than the unit needs.
+	// Three CPUs are free, and those of the victim will be: one more than the item needs.
 	expect(t, "a pod that needs one too many", []reasons.Reason{reasons.ResourcesReserved}, f.check(behind, "n1"))
 	expect(t, "a pod that needs none", []reasons.Reason{reasons.Fits}, f.check(none, "n1"))
-	f.End(ledger.Reclaimed, "unit")
+	f.End(ledger.Reclaimed, "item")
 	expect(t, "after the end", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
 }
 
 // A pod for which both reclaim and the queue keep a place on one node counts once.
 func TestResourcesCountOnce(t *testing.T) {
 	f := newResourcesFixture(t, 1)
-	unit, behind := f.pending(pod("unit", 16), 4), f.pending(pod("behind", 4), 4)
-	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: unit, Nodes: f.nodes}}, 9, longAgo))
-	f.AddReservation("unit", ledger.Reservation{Priority: 9, Source: ledger.Reclaimed, Places: []ledger.Place{{Pod: unit, Node: "n1", On: gpu.On(0, 16)}}})
+	item, behind := f.pending(pod("item", 16), 4), f.pending(pod("behind", 4), 4)
+	expect(t, "reserved", true, f.await([]ledger.Request{{Pod: item, Nodes: f.nodes}}, 9, longAgo))
+	f.AddReservation("item", ledger.Reservation{Priority: 9, Source: ledger.Reclaimed, Places: []ledger.Place{{Pod: item, Node: "n1", On: gpu.On(0, 16)}}})
 	expect(t, "a pod that needs what is left of eight CPUs", []reasons.Reason{reasons.Fits}, f.check(behind, "n1"))
 }
 
@@ -258,7 +258,7 @@ func TestAwaitBesideFreedCPU(t *testing.T) {
 	places := map[string]func(f *resourcesFixture, p gpu.Pod){
 		"a nomination": func(f *resourcesFixture, p gpu.Pod) { f.Nominate("n1", p, "victim") },
 		"reclaim": func(f *resourcesFixture, p gpu.Pod) {
-			f.AddReservation("unit", ledger.Reservation{
+			f.AddReservation("item", ledger.Reservation{
 				Priority: 5, Source: ledger.Reclaimed, Victims: []gpu.PodUID{"victim"}, Places: []ledger.Place{{Pod: p, Node: "n1", On: gpu.On(0, 16)}},
 			})
 		},

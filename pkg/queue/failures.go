@@ -145,7 +145,7 @@ func (f *Failures) Of(i Profile) (failures int, latest time.Time) {
 	return 0, time.Time{}
 }
 
-// Placed records that memory is reserved for the item, a group or a unit of fair sharing. Failed, Arrived or Ended must follow. Single pods don't
+// Placed records that memory is reserved for the item, a group or one of fair sharing. Failed, Arrived or Ended must follow. Single pods don't
 // count: Options.MaxIdle limits how much is reserved for them.
 func (f *Failures) Placed(i Profile) {
 	f.mu.Lock()

@@ -17,7 +17,7 @@ type Item struct {
 	Turn int
 	// RoomKey is equal for items with the same requests and rank but for the time of entry: if one of them has no room, none has.
 	RoomKey string
-	// ByKubeScheduler is true for a single pod that kube-scheduler places as soon as it fits a node. Groups and units of fair sharing are placed by
+	// ByKubeScheduler is true for a single pod that kube-scheduler places as soon as it fits a node. Groups and items of fair sharing are placed by
 	// other packages.
 	ByKubeScheduler bool
 	// Profile is what Failures knows of the item.

@@ -19,7 +19,7 @@ func BenchmarkChoose(b *testing.B) {
 	s.excess("bob", nodes*8*4)
 	s.wants(4, 1)
 	for range 255 {
-		s.Units = append(s.Units, s.Units[0])
+		s.Items = append(s.Items, s.Items[0])
 	}
 	for b.Loop() {
 		b.StopTimer()

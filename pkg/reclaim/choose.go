@@ -9,16 +9,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Choose returns the plan: the victims to evict, and the units that then have room, with the places of their pods. It returns false if no
-// unit gets room.
+// Choose returns the plan: the victims to evict, and the items that then have room, with the places of their pods. It returns false if no
+// item gets room.
 //
-// The pods of the units are placed one by one. For each pod that fits nowhere, Choose takes the place for which the least memory must be
+// The pods of the items are placed one by one. For each pod that fits nowhere, Choose takes the place for which the least memory must be
 // evicted. Of equally good places it takes the one whose oldest victim is the newest, and then the one with the fewest victims. Finally it
-// drops each victim without which its unit still fits. It doesn't search for the set with the least memory for several pods together. The cluster must
+// drops each victim without which its item still fits. It doesn't search for the set with the least memory for several pods together. The cluster must
 // not be used afterwards: Choose counts the plan there.
 func Choose(need Need, cluster Cluster) (Plan, bool) {
 	t := newTrial(need, cluster)
-	for i := range need.Units {
+	for i := range need.Items {
 		t.serve(i)
 	}
 	t.dropUnneeded()
@@ -26,22 +26,22 @@ func Choose(need Need, cluster Cluster) (Plan, bool) {
 	return plan, len(plan.Served) > 0
 }
 
-// serve makes room for all pods of a unit, or for none.
-func (t *trial) serve(unit int) {
+// serve makes room for all pods of an item, or for none.
+func (t *trial) serve(item int) {
 	before := len(t.evicted)
-	for i, pod := range t.need.Units[unit].Pods {
-		if t.placeSomewhere(unit, i) {
+	for i, pod := range t.need.Items[item].Pods {
+		if t.placeSomewhere(item, i) {
 			continue
 		}
 		best := t.cheapest(pod)
 		if best != nil {
 			for _, v := range best.victims {
 				t.evict(v)
-				t.unitOf[v] = unit
+				t.itemOf[v] = item
 			}
 		}
-		if best == nil || !t.place(unit, i, best.node) {
-			t.unplace(unit)
+		if best == nil || !t.place(item, i, best.node) {
+			t.unplace(item)
 			for _, v := range slices.Clone(t.evicted[before:]) {
 				t.restore(v)
 			}
@@ -66,10 +66,10 @@ type trial struct {
 	// ended are the pods of each node that count as gone: those that are being deleted, and those of the victims. placed are the pods with places.
 	ended  map[string][]gpu.PodUID
 	placed map[string][]gpu.Pod
-	// evicted are the victims so far, in order. unitOf is the unit for which each was chosen.
+	// evicted are the victims so far, in order. itemOf is the item for which each was chosen.
 	evicted []int
-	unitOf  map[int]int
-	// places are the places of each unit's pods; nil for a unit that has none.
+	itemOf  map[int]int
+	// places are the places of each item's pods; nil for an item that has none.
 	places [][]Place
 	// steps is how many steps all searches together may still take.
 	steps int
@@ -79,7 +79,7 @@ func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, on: map[string][]int{},
 		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{},
-		unitOf: map[int]int{}, places: make([][]Place, len(need.Units)), steps: maxSteps,
+		itemOf: map[int]int{}, places: make([][]Place, len(need.Items)), steps: maxSteps,
 		ended: map[string][]gpu.PodUID{}, placed: map[string][]gpu.Pod{},
 	}
 	for node, leaving := range cluster.Leaving {
@@ -171,9 +171,9 @@ func (t *trial) count(v, sign int) {
 	}
 }
 
-// placeSomewhere gives a pod of a unit a place on the first node that has room, and reports whether one has.
-func (t *trial) placeSomewhere(unit, i int) bool {
-	return slices.ContainsFunc(t.need.Units[unit].Pods[i].Nodes, func(node string) bool { return t.place(unit, i, node) })
+// placeSomewhere gives a pod of an item a place on the first node that has room, and reports whether one has.
+func (t *trial) placeSomewhere(item, i int) bool {
+	return slices.ContainsFunc(t.need.Items[item].Pods[i].Nodes, func(node string) bool { return t.place(item, i, node) })
 }
 
 // fitsResources reports whether the node has CPU and all other resources for the pods that have places there, and these.
@@ -181,61 +181,61 @@ func (t *trial) fitsResources(node string, pods ...gpu.Pod) bool {
 	return t.cluster.FitsResources(node, append(pods, t.placed[node]...), t.ended[node])
 }
 
-// place gives the pod a place on the node, if the node has room. The pods before it in the unit must have their places.
-func (t *trial) place(unit, i int, node string) bool {
-	pod := t.need.Units[unit].Pods[i]
+// place gives the pod a place on the node, if the node has room. The pods before it in the item must have their places.
+func (t *trial) place(item, i int, node string) bool {
+	pod := t.need.Items[item].Pods[i]
 	where, reason := placement.Place(placement.Expected, t.cluster.Cards[node], pod.Demand())
 	if reason != reasons.Fits || !t.fitsResources(node, pod.Pod) {
 		return false
 	}
 	placement.Use(t.cluster.Cards[node], where)
 	t.placed[node] = append(t.placed[node], pod.Pod)
-	t.places[unit] = append(t.places[unit], Place{node, where})
+	t.places[item] = append(t.places[item], Place{node, where})
 	return true
 }
 
-// unplace removes the places of a unit's pods, and returns them.
-func (t *trial) unplace(unit int) []Place {
-	former := t.places[unit]
-	t.places[unit] = nil
+// unplace removes the places of an item's pods, and returns them.
+func (t *trial) unplace(item int) []Place {
+	former := t.places[item]
+	t.places[item] = nil
 	for i, place := range former {
 		placement.Release(t.cluster.Cards[place.Node], place.On)
-		pod := t.need.Units[unit].Pods[i].Pod
+		pod := t.need.Items[item].Pods[i].Pod
 		t.placed[place.Node] = slices.DeleteFunc(t.placed[place.Node], func(p gpu.Pod) bool { return p.UID == pod.UID })
 	}
 	return former
 }
 
 // placeAgain undoes unplace.
-func (t *trial) placeAgain(unit int, places []Place) {
-	t.places[unit] = places
+func (t *trial) placeAgain(item int, places []Place) {
+	t.places[item] = places
 	for i, place := range places {
-		t.placed[place.Node] = append(t.placed[place.Node], t.need.Units[unit].Pods[i].Pod)
+		t.placed[place.Node] = append(t.placed[place.Node], t.need.Items[item].Pods[i].Pod)
 		placement.Use(t.cluster.Cards[place.Node], place.On)
 	}
 }
 
-// dropUnneeded drops each victim without which its unit still fits. It tries the victims with the most memory first, and of equal ones the
+// dropUnneeded drops each victim without which its item still fits. It tries the victims with the most memory first, and of equal ones the
 // oldest.
 func (t *trial) dropUnneeded() {
 	order := slices.Sorted(slices.Values(t.evicted))
 	slices.Reverse(order)
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
 	for _, v := range order {
-		unit := t.unitOf[v]
-		before := t.unplace(unit)
-		if t.restore(v) && t.placeAll(unit) {
+		item := t.itemOf[v]
+		before := t.unplace(item)
+		if t.restore(v) && t.placeAll(item) {
 			continue
 		}
-		t.unplace(unit)
+		t.unplace(item)
 		t.evict(v)
-		t.placeAgain(unit, before)
+		t.placeAgain(item, before)
 	}
 }
 
-func (t *trial) placeAll(unit int) bool {
-	for i := range t.need.Units[unit].Pods {
-		if !t.placeSomewhere(unit, i) {
+func (t *trial) placeAll(item int) bool {
+	for i := range t.need.Items[item].Pods {
+		if !t.placeSomewhere(item, i) {
 			return false
 		}
 	}
@@ -246,7 +246,7 @@ func (t *trial) plan() (out Plan) {
 	awaited := map[string][]gpu.PodUID{}
 	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
 		victim := t.need.Victims[v]
-		out.Victims = append(out.Victims, Eviction{victim, t.need.Units[t.unitOf[v]]})
+		out.Victims = append(out.Victims, Eviction{victim, t.need.Items[t.itemOf[v]]})
 		for _, p := range victim.Pods {
 			node := t.cluster.Places[p.UID].Node
 			awaited[node] = append(awaited[node], p.UID)
@@ -256,7 +256,7 @@ func (t *trial) plan() (out Plan) {
 		if places == nil {
 			continue
 		}
-		served := Served{Unit: t.need.Units[i], Places: places}
+		served := Served{Item: t.need.Items[i], Places: places}
 		nodes := map[string]bool{}
 		for _, place := range places {
 			if !nodes[place.Node] {

@@ -43,15 +43,15 @@ func node(i int) string { return fmt.Sprint("n", i) }
 
 // wants adds a pod that gets room, on any node, and with further numbers of cards a group of such pods.
 func (s *scene) wants(memory gpu.Memory, cards ...int) *scene {
-	unit := Unit{Tenant: "alice"}
+	item := Item{Tenant: "alice"}
 	for i, n := range cards {
-		pod := Pod{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("new-%d.%d", len(s.Units), i)), Request: memory, Cards: n}}
+		pod := Pod{Pod: gpu.Pod{UID: gpu.PodUID(fmt.Sprintf("new-%d.%d", len(s.Items), i)), Request: memory, Cards: n}}
 		for i := range len(s.Cards) {
 			pod.Nodes = append(pod.Nodes, node(i))
 		}
-		unit.Pods = append(unit.Pods, pod)
+		item.Pods = append(item.Pods, pod)
 	}
-	s.Units = append(s.Units, unit)
+	s.Items = append(s.Items, item)
 	return s
 }
 
@@ -159,7 +159,7 @@ func TestChooseGroupOfManyMembers(t *testing.T) {
 }
 
 func (s *scene) only(nodes ...string) *scene {
-	for _, u := range s.Units {
+	for _, u := range s.Items {
 		u.Pods[0].Nodes = nodes
 	}
 	return s
@@ -228,9 +228,9 @@ func TestRandom(t *testing.T) {
 			none++
 		}
 		evicted := sum(victims(plan))
-		if single := len(s.Units) == 1 && len(s.Units[0].Pods) == 1; single && (ok != possible || ok && evicted != least) {
+		if single := len(s.Items) == 1 && len(s.Items[0].Pods) == 1; single && (ok != possible || ok && evicted != least) {
 			t.Fatalf("seed %d: %v, %v with %d; the least is %d, %v", seed, names(plan.Victims), ok, evicted, least, possible)
-		} else if ok && !possible && len(s.Units) == 1 {
+		} else if ok && !possible && len(s.Items) == 1 {
 			t.Fatalf("seed %d: %v is not possible", seed, names(plan.Victims))
 		}
 	}
@@ -286,9 +286,9 @@ func randomScene(random *rand.Rand) *scene {
 		s.wants(memory, 1)
 	}
 	rdma := []gpu.RDMA{gpu.RDMANone, gpu.RDMARequired}[random.IntN(2)]
-	for _, unit := range s.Units {
-		for i := range unit.Pods {
-			unit.Pods[i].RDMA = rdma
+	for _, item := range s.Items {
+		for i := range item.Pods {
+			item.Pods[i].RDMA = rdma
 		}
 	}
 	for i := range len(s.Cards) {
@@ -382,7 +382,7 @@ func (s *scene) check(t *testing.T, seed uint64, plan Plan) {
 		}
 	}
 	for i := range evicted {
-		if len(s.Units) == 1 && s.fit(slices.Delete(slices.Clone(evicted), i, i+1)) {
+		if len(s.Items) == 1 && s.fit(slices.Delete(slices.Clone(evicted), i, i+1)) {
 			t.Fatalf("seed %d: of %v, %v is unneeded", seed, names(plan.Victims), evicted[i].Pods[0].UID)
 		}
 	}
@@ -431,16 +431,16 @@ func (s *scene) fit(victims []Victim) bool {
 	for _, cards := range s.without(victims) {
 		for _, c := range cards {
 			if s.usable(&c) {
-				room += int(c.Free() / s.Units[0].Pods[0].Request)
+				room += int(c.Free() / s.Items[0].Pods[0].Request)
 			}
 		}
 	}
-	return room >= len(s.Units[0].Pods)
+	return room >= len(s.Items[0].Pods)
 }
 
 // usable reports whether the pods can use the card: it is near an adapter, or they require none.
 func (s *scene) usable(c *placement.Card) bool {
-	return c.NearAdapter || s.Units[0].Pods[0].RDMA == gpu.RDMANone
+	return c.NearAdapter || s.Items[0].Pods[0].RDMA == gpu.RDMANone
 }
 
 // least returns the least memory whose eviction makes room, of all sets of candidates that may be evicted.

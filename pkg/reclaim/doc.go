@@ -1,4 +1,4 @@
-// Package reclaim decides which pods are evicted to make room for the next unit of a tenant below its share: a pod, or the members of a
+// Package reclaim decides which pods are evicted to make room for the next item of a tenant below its share: a pod, or the members of a
 // group that must be bound together.
 //
 // After the evictions each tenant still has its share.

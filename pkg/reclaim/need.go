@@ -8,21 +8,21 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 )
 
-// Need lists the units of tenants below their share that need room, and the pods that may be evicted for them.
+// Need lists the items of tenants below their share that need room, and the pods that may be evicted for them.
 type Need struct {
-	// Units are the units that need room. They are served in this order; a unit for which no room can be made is skipped.
-	Units []Unit
+	// Items are the items that need room. They are served in this order; an item for which no room can be made is skipped.
+	Items []Item
 	// Victims are the candidates, the newest first. A pod can belong to several of them, of which at most one is evicted.
 	Victims []Victim
-	// Tenants are those of the units and of the candidates, by name.
+	// Tenants are those of the items and of the candidates, by name.
 	Tenants map[string]Tenant
 }
 
-// Unit is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
-type Unit struct {
+// Item is a pod, or the members of a group that must be bound together. It gets room as a whole or not at all.
+type Item struct {
 	Tenant string
-	// Item is the ID of the item of the queue.
-	Item string
+	// ID is the ID of the item of the queue.
+	ID string
 	// Pods are ordered by request, the largest first.
 	Pods []Pod
 }
@@ -63,7 +63,7 @@ func (t Tenant) String() string { return fmt.Sprintf("%v of its share of %v", t.
 
 // Cluster is the state in which the decision is made.
 type Cluster struct {
-	// Cards are the cards of the nodes as the units' pods see them. Pods that are being deleted count as gone.
+	// Cards are the cards of the nodes as the items' pods see them. Pods that are being deleted count as gone.
 	Cards map[string][]placement.Card
 	// Leaving are the pods of each node that are being deleted.
 	Leaving map[string][]gpu.PodUID
@@ -87,21 +87,21 @@ type Place struct {
 type Plan struct {
 	// Victims are evicted, the newest first.
 	Victims []Eviction
-	// Served are the units that get room.
+	// Served are the items that get room.
 	Served []Served
 	// Tenants are those of the need.
 	Tenants map[string]Tenant
 }
 
-// Eviction is a victim with the unit for which it was chosen.
+// Eviction is a victim with the item for which it was chosen.
 type Eviction struct {
 	Victim
-	For Unit
+	For Item
 }
 
-// Served is a unit that gets room.
+// Served is an item that gets room.
 type Served struct {
-	Unit
+	Item
 	// Places are the places of its pods. They are free once the victims have ended.
 	Places []Place
 	// Awaited are the pods on these nodes that must end: pods of the victims, and pods that are being deleted.

@@ -30,7 +30,7 @@ type ReservationOptions struct {
 // waitingInterval is the interval between two passes.
 const waitingInterval = 250 * time.Millisecond
 
-// waiting passes what waits for memory to a queue.Reserver: groups, units of fair sharing, and single pods that kube-scheduler has rejected.
+// waiting passes what waits for memory to a queue.Reserver: groups, items of fair sharing, and single pods that kube-scheduler has rejected.
 type waiting struct {
 	reserver *queue.Reserver
 	cache    clusterCache
