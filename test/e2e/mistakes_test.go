@@ -63,17 +63,15 @@ func (s *scene) nodesForMistakes() {
 	s.failCard("failed", s.CardOf(s.Get("failed-0")))
 }
 
-// failCard makes one of a node's two cards unhealthy, as the device plugin does: the kubelet's sum loses its memory.
+// failCard makes one of a node's two cards unhealthy, as the device plugin does: the kubelet's sum loses its memory. The node gets a label, so that
+// a pod which selects it is not placed before kube-scheduler knows the new sum.
 func (s *scene) failCard(node string, index int) {
 	s.Helper()
 	inventory, err := protocol.Inventory{Unit: gpu.MiB, Cards: framework.MakeNode(node).Cards(2, 16000).Unhealthy(index, "Xid 79").CardList()}.Annotation()
 	must(s, err)
-	nodes := s.Cluster.Client.CoreV1().Nodes()
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, protocol.AnnotationInventory, inventory)
-	_, err = nodes.Patch(s.Context(), s.NodeName(node), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	must(s, err)
-	patch = fmt.Sprintf(`{"status":{"allocatable":{%q:"16000"}}}`, protocol.ResourceMemory)
-	_, err = nodes.Patch(s.Context(), s.NodeName(node), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q},"labels":{"card":"failed"}},"status":{"allocatable":{%q:"16000"}}}`,
+		protocol.AnnotationInventory, inventory, protocol.ResourceMemory)
+	_, err = s.Cluster.Client.CoreV1().Nodes().Patch(s.Context(), s.NodeName(node), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	must(s, err)
 }
 
@@ -104,7 +102,7 @@ func (s *scene) mistakenPlaces() []mistake {
 		{s.Pod("on-full", 8000).OnNode("full"), "full", nil},
 		{s.Pod("on-pieces", 12000).OnNode("pieces"), "fragmented", []string{"14000 MiB free on pieces", "the largest piece is 7000 MiB"}},
 		{s.Pod("on-leaving", 8000).OnNode("leaving"), "waits_for_termination", []string{"default/leaving-0"}},
-		{s.Pod("on-failed", 8000).OnNode("failed"), "failed_card", []string{"failed has room for it", "GPU0 has failed"}},
+		{s.Pod("on-failed", 8000).OnNode("failed").NodeSelector("card", "failed"), "failed_card", []string{"failed has room for it", "GPU0 has failed"}},
 	}
 }
 
