@@ -17,8 +17,8 @@
 //     once a second of some for an autoscaler (provision.go).
 //  2. A round (makeRound in round.go) makes items of the pods that wait (items.go), offers them in the order of the queue (grantInOrder), reserves
 //     places (reserve.go), and charges the tenants (charges.go).
-//  3. Once a second, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock (regions.go).
-//  4. useStandings finds contested regions (contested.go), and begins to reclaim memory (reclaim.go) for tenants below their share (starving.go).
+//  3. Once a second, with reclaim, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock
+//     (regions.go). useStandings begins to reclaim memory (reclaim.go) for tenants below their share (starving.go).
 //
 // To reclaim memory for a tenant below its share takes these steps. Those that take long run without the lock:
 //

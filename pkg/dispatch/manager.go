@@ -123,10 +123,8 @@ type Manager struct {
 	checked     time.Time
 	progress    progress
 	// effort counts the attempts of the present round to reserve places.
-	effort int
-	// contested are regions that pods leave to others if they can; nil if they aren't known yet.
-	contested *contested
-	reclaims  reclaims
+	effort   int
+	reclaims reclaims
 }
 
 // New returns a Manager without pods.

@@ -168,21 +168,3 @@ func TestRegions(t *testing.T) {
 	want(t, "one that is distinguished", 3, int(r.Sizes[r.Classes[1][0]]+r.Sizes[r.Classes[1][1]]))
 	want(t, "one that isn't distinguished", allNodes, r.classes[constraints[maxClasses]])
 }
-
-// Pods that can use more nodes leave those to others that wait for them, as long as there is room elsewhere.
-func TestContested(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{8, 8}, withSelectors("n0 n1"))
-	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
-	f.pod("bob/1", 4, on("n0"))
-	f.pod("alice/1", 8, only("n0"))
-	f.run(2 * time.Second)
-	for i := range 3 {
-		f.pod(fmt.Sprint("carol/", i), 4, age(i))
-	}
-	f.run(time.Second)
-	got := map[string]string{}
-	for _, name := range f.admitted() {
-		got[name], _, _ = f.ledger.Lookup(gpu.PodUID(name))
-	}
-	want(t, "places", map[string]string{"carol/0": "n1", "carol/1": "n1", "carol/2": "n0"}, got)
-}

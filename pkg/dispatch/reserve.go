@@ -59,14 +59,9 @@ func (m *Manager) requests(it *item) []ledger.Request {
 	requests := make([]ledger.Request, len(it.pods))
 	for i, p := range it.pods {
 		m.spendFor(p.Constraints)
-		requests[i] = m.request(p, m.Nodes.Names(p.Constraints))
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.Nodes.Names(p.Constraints)}
 	}
 	return requests
-}
-
-// request returns what the ledger must place for a pod.
-func (m *Manager) request(p *pod, nodes []string) ledger.Request {
-	return ledger.Request{Pod: p.Pod.Pod, Nodes: nodes, Last: m.contested.last(p.Constraints)}
 }
 
 // requestsOn returns what the ledger must place if only these nodes can have got room; nil if the item can't use them. Of several pods, some may fit
@@ -78,7 +73,7 @@ func (m *Manager) requestsOn(it *item, nodes []string) []ledger.Request {
 		switch {
 		case len(usable) == 0:
 		case len(it.pods) == 1:
-			return []ledger.Request{m.request(p, usable)}
+			return []ledger.Request{{Pod: p.Pod.Pod, Nodes: usable}}
 		default:
 			return m.requests(it)
 		}

@@ -59,7 +59,7 @@ func (m *Manager) retryAll() {
 // isCheckDue reports whether checkInterval has passed.
 func (m *Manager) isCheckDue() bool { return m.now.Sub(m.checked) >= checkInterval }
 
-// dueStandings returns the state of the tenants once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both take
+// dueStandings returns the state of the tenants for reclaim once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both take
 // milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their item, so items of groups are made
 // again.
 func (m *Manager) dueStandings() *standings {
@@ -69,20 +69,18 @@ func (m *Manager) dueStandings() *standings {
 		return nil
 	}
 	m.checked = m.now
+	if m.ReclaimAfter == 0 {
+		return nil
+	}
 	m.gatherGroups()
 	return m.takeStandings()
 }
 
-// useStandings records which regions are contested. With reclaim it also requests evictions for tenants below their share, and ends holds that don't
-// help any more.
+// useStandings requests evictions for tenants below their share, and ends holds that don't help any more.
 func (m *Manager) useStandings(s *standings) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading {
-		return
-	}
-	m.contested = s.contested()
-	if m.ReclaimAfter > 0 {
+	if m.leading {
 		m.reclaim(s)
 	}
 }

@@ -71,8 +71,6 @@ type ranking struct {
 type ranked struct {
 	node *node
 	rate float64
-	// last is the result of Request.Last.
-	last bool
 	// order is the node's position in the list. It breaks ties.
 	order int
 	// at is the node's revision.
@@ -83,9 +81,6 @@ func (r ranked) obsolete() bool { return r.at != r.node.revision }
 
 // before reports whether the node is better than the other one.
 func (r *ranked) before(o *ranked) bool {
-	if r.last != o.last {
-		return o.last
-	}
 	return r.rate > o.rate || r.rate == o.rate && r.order < o.order
 }
 
@@ -128,8 +123,7 @@ func (r *ranking) build() {
 // rated returns the node, which is at this position in the list, and whether the request fits it.
 func (r *ranking) rated(n *node, order int) (candidate ranked, fits bool) {
 	rate, fits := r.rate(n, &r.asker, r.kind)
-	last := fits && r.like.Last != nil && r.like.Last(n.name)
-	return ranked{n, rate, last, order, n.revision}, fits
+	return ranked{n, rate, order, n.revision}, fits
 }
 
 // record records that the node's revision has changed.

@@ -15,8 +15,6 @@ type Request struct {
 	// Nodes are the names of the candidate nodes. Nodes are ranked once for each slice, amount and priority, so
 	// requests with equal candidates should share one slice.
 	Nodes []string
-	// Last, if not nil, reports whether the pod gets a node only if no other has room. Requests with the same Nodes must have the same Last.
-	Last func(node string) bool
 	// Binding is true if the pod's bind makes the request.
 	Binding bool
 }

@@ -21,14 +21,6 @@ func requests(nodes []string, amounts ...gpu.Memory) (out []ledger.Request) {
 	return out
 }
 
-// last makes the node the last one that the requests get.
-func last(node string, requests []ledger.Request) []ledger.Request {
-	for i := range requests {
-		requests[i].Last = func(name string) bool { return name == node }
-	}
-	return requests
-}
-
 // TestReserveAll runs on two nodes with two cards of 16 each.
 func TestReserveAll(t *testing.T) {
 	both, n1 := []string{"n1", "n2"}, []string{"n1"}
@@ -71,16 +63,8 @@ func TestReserveAll(t *testing.T) {
 			requests: requests(both, 16, 16), want: on("n2", "n2"), freed: []string{"n1"},
 		},
 		"the nominated node is no candidate": {before: func(f *fixture) { f.Nominate("n2", pod("w0", 16)) }, requests: requests(n1, 16, 16), want: on("n1", "n1"), freed: []string{"n2"}},
-		"nodes that are left to others, as long as others have room": {
-			requests: last("n1", requests(both, 4, 4, 16, 16)), want: on("n2", "n2", "n2", "n1"),
-		},
-		"a node that is left to others has got room": {
-			before:   func(f *fixture) { f.reserve("n1", pod("a1", 8), pod("a2", 8), pod("b1", 16)) },
-			requests: last("n1", requests(both, 16, 16, 16)), yielding: [][]gpu.PodUID{{"a1", "a2"}},
-			want: on("n2", "n2", "n1"), released: 1, gone: []gpu.PodUID{"a1", "a2"},
-		},
-		"no more is released than needed": {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
-		"releasing all doesn't help":      {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
+		"no more is released than needed":    {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
+		"releasing all doesn't help":         {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
 		"a bound pod isn't released": {
 			before: func(f *fixture) { f.bind("n1", 0, pod("a1", 16)) }, requests: requests(both, 16, 16, 16, 16), yielding: [][]gpu.PodUID{{"a1"}},
 		},
