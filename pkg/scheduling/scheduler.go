@@ -119,9 +119,9 @@ type Scheduler struct {
 	// overusers is nil if no pod is evicted for its use.
 	overusers *eviction.OveruseEvictor
 	// nodes knows which nodes pods can use, and what these have free besides GPU memory.
-	nodes *eligibility.Cluster
+	nodes  *eligibility.Cluster
+	groups *groups
 	// fair is nil if fair sharing is off.
-	groups    *groups
 	fair      *fairShare
 	explainer explainer
 	waiting   *waiting
