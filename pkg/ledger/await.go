@@ -32,14 +32,14 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 		c.pods[requests[i].Pod.UID] = true
 	}
 	requests = c.shortlist(requests)
-	l.update(func() []string {
-		freed := l.endItem(Queued, item.ID)
+	l.edit(func(e *edit) {
+		e.freed = l.endItem(Queued, item.ID)
 		made = c.choose(requests)
 		if !made {
 			l.endItem(Queued, item.ID) // No pod has seen the reservation.
 		}
 		nodes, _ := l.freeOf(item.ID)
-		return append(freed, nodes...)
+		e.freed = append(e.freed, nodes...)
 	})
 	return made
 }

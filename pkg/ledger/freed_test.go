@@ -83,6 +83,19 @@ func TestFreed(t *testing.T) {
 	}
 }
 
+// What happens to most pods frees nothing until they end, so rejected pods aren't checked then.
+func TestNothingFreed(t *testing.T) {
+	f := newFixture(t, spec(16, 16))
+	f.takeFreed()
+	p := pod("p", 8)
+	f.reserve("n1", p)
+	f.bind("n1", 0, p)
+	f.bind("n1", 0, p)
+	expect(t, "freed", []string(nil), f.takeFreed())
+	f.Remove(p.UID)
+	expect(t, "freed at the end", []string{"n1"}, f.takeFreed())
+}
+
 // After each of many random changes, the freed listeners were called for each node that a pod fits now and didn't fit before. A pod that has
 // an allocation doesn't count, nor do the pods that are the subject of the change, nor nodes with nominated pods: what these are likely to get
 // can move with each change of the node, until kube-scheduler tries them again.

@@ -133,35 +133,18 @@ func NewWithResources(resources Resources, turns Turns) *Ledger {
 }
 
 // AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation or a
-// reservation ended, or doesn't count any more; a card was added, grew or became healthy; the node accepts pods that it
-// didn't accept. Tentative placements don't count, because they never make Filter reject a pod. The listener can also be called when no pod
-// fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the ledger.
+// reservation ended, or doesn't count any more; or the node's object has changed. Tentative placements don't count, because they never make Filter
+// reject a pod. The listener can also be called when no pod fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
 }
 
-// freed calls the listeners for each of the nodes. The caller doesn't hold the lock.
-func (l *Ledger) freed(nodes ...string) {
-	for _, node := range nodes {
-		for _, listener := range l.freedListeners {
-			listener(node)
-		}
-	}
-}
-
-// update makes the change under the lock. Then it calls the freed listeners, without the lock, for the nodes that change returns.
-func (l *Ledger) update(change func() (freed []string)) {
-	locked := func() []string {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return change()
-	}
-	l.freed(locked()...)
-}
-
 // SetNode sets the cards of a node. Allocations stay, including those on cards that no longer exist.
 func (l *Ledger) SetNode(name string, spec NodeSpec) {
-	l.edit(func(e *edit) { e.alter(name, func(n *node) { n.setSpec(spec) }) })
+	l.edit(func(e *edit) {
+		e.alter(name, func(n *node) { n.setSpec(spec) })
+		e.freed = append(e.freed, name) // What the node accepts, or has, may be more.
+	})
 }
 
 // DeleteNode removes the cards of a node. Its allocations stay until their pods are gone, so that they still count when
@@ -174,16 +157,13 @@ func (l *Ledger) DeleteNode(name string) {
 	})
 }
 
-// assume adds an assumed allocation. Presumed allocations keep their placement, because the new allocation takes only free memory. The
-// caller holds the lock.
-func (l *Ledger) assume(name string, pod gpu.Pod, where gpu.Placement, at time.Time) *Allocation {
-	n, a := l.nodes[name], &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
-	n.allocations[pod.UID] = a
-	l.nodeOf[pod.UID] = name
-	l.placedFor(pod.UID) // It is made if there is none.
-	l.markChanged(n)
-	n.request(a)
-	placement.Use(n.cards, where)
+// assume adds an assumed allocation.
+func (e *edit) assume(name string, pod gpu.Pod, where gpu.Placement, at time.Time) *Allocation {
+	e.freed = append(e.freed, e.nodesReservedFor(pod.UID)...)
+	a := &Allocation{Pod: pod, State: Assumed, Placement: where, AssumeTime: at}
+	e.alter(name, func(n *node) { n.allocations[pod.UID] = a })
+	e.nodeOf[pod.UID] = name
+	e.placedFor(pod.UID) // It is made if there is none.
 	return a
 }
 
@@ -406,41 +386,47 @@ func (l *Ledger) remove(uid gpu.PodUID, may func(*Allocation) bool) (removed boo
 // edit is a change of nodes in one step. The ledger's lock is held throughout.
 type edit struct {
 	*Ledger
-	// formers are what the nodes that have changed were before.
-	formers map[*node]nodeSnapshot
-	// freed are nodes on which reservations don't count any more, because their pods got allocations.
+	// freed are nodes on which pods may fit that didn't fit before.
 	freed []string
 }
 
-// edit makes a change of nodes. Then it calls the freed listeners for each node on which memory became free.
-func (l *Ledger) edit(what func(e *edit)) {
-	l.update(func() []string {
-		e := l.beginEdit()
-		what(e)
-		return e.end()
-	})
+// edit makes a change under the lock. Then it calls the freed listeners, without the lock.
+func (l *Ledger) edit(change func(e *edit)) {
+	e := &edit{Ledger: l}
+	locked := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		change(e)
+	}
+	locked()
+	slices.Sort(e.freed)
+	for _, node := range slices.Compact(e.freed) {
+		for _, listener := range l.freedListeners {
+			listener(node)
+		}
+	}
 }
 
-func (l *Ledger) beginEdit() *edit { return &edit{Ledger: l, formers: map[*node]nodeSnapshot{}} }
-
-// alter changes a node, which it adds if there is none of the name, and recounts it.
+// alter changes a node, which it adds if there is none of the name, and recounts it. A node that has neither an object nor allocations any more is
+// removed.
 func (e *edit) alter(name string, how func(*node)) *node {
 	n := e.nodes[name]
 	if n == nil {
 		n = e.addNode(name)
 	}
-	e.remember(n)
+	cards, leaving := slices.Clone(n.cards), n.leaving
 	how(n)
 	n.recount()
 	e.markChanged(n)
-	return n
-}
-
-// remember records what the node is before its first change.
-func (e *edit) remember(n *node) {
-	if _, changed := e.formers[n]; !changed {
-		e.formers[n] = n.snapshot()
+	// The card that a nominated pod is likely to get can be another one since, see expected.
+	if n.usesLessThan(cards) || len(n.nominees()) > 0 && n.leaving != leaving {
+		e.freed = append(e.freed, name)
 	}
+	if !n.known && len(n.allocations) == 0 {
+		delete(e.nodes, name)
+		e.forgotten = e.revision
+	}
+	return n
 }
 
 // unplace removes the pod's allocation, but not its reservation.
@@ -454,21 +440,6 @@ func (e *edit) unplace(uid gpu.PodUID) *node {
 func (e *edit) drop(uid gpu.PodUID) {
 	e.unplace(uid)
 	e.endPlaced(uid)
-}
-
-// end removes the nodes that have neither an object nor allocations any more. It returns the nodes on which pods may fit that didn't fit before.
-func (e *edit) end() []string {
-	for n, former := range e.formers {
-		if n.roomierThan(former) {
-			e.freed = append(e.freed, n.name)
-		}
-		if !n.known && len(n.allocations) == 0 {
-			delete(e.nodes, n.name)
-			e.forgotten = e.revision
-		}
-	}
-	slices.Sort(e.freed)
-	return slices.Compact(e.freed)
 }
 
 func (l *Ledger) addNode(name string) *node {

@@ -155,44 +155,12 @@ func hasRoom(cards []placement.Card, where gpu.Placement) bool {
 // position returns the position of the card with the given index.
 func (n *node) position(index int) (int, bool) { return placement.Position(n.cards, index) }
 
-// nodeSnapshot is what pods can use of a node. It is a copy.
-type nodeSnapshot struct {
-	// cards are the cards on which pods can be placed.
-	cards []placement.Card
-	// support is what the node can give to pods.
-	support placement.Support
-	// leaving is the number of pods that are being deleted.
-	leaving int
-}
-
-func (n *node) snapshot() nodeSnapshot {
-	if n.shareable() != reasons.Fits {
-		return nodeSnapshot{}
-	}
-	return nodeSnapshot{
-		cards:   slices.DeleteFunc(slices.Clone(n.cards), func(c placement.Card) bool { return c.Unhealthy }),
-		support: n.spec.Support, leaving: n.leaving,
-	}
-}
-
-// roomierThan reports whether a pod may fit the node now and didn't before.
-func (n *node) roomierThan(before nodeSnapshot) bool {
-	if n.shareable() != reasons.Fits {
-		return false
-	}
-	accepts := n.spec.MoreThan(before.support)
-	// The card that a nominated pod is likely to get can be another one since, see expected.
-	otherNominee := len(n.nominees()) > 0 && n.leaving != before.leaving
+// usesLessThan reports whether the allocations use less of a card than before, of its memory, its cores or its containers.
+func (n *node) usesLessThan(before []placement.Card) bool {
 	return slices.ContainsFunc(n.cards, func(c placement.Card) bool {
-		i, ok := placement.Position(before.cards, c.Index)
-		return !c.Unhealthy && c.Free() > 0 && (!ok || accepts || otherNominee || roomier(&c, &before.cards[i]))
+		i, ok := placement.Position(before, c.Index)
+		return ok && (c.Used < before[i].Used || c.UsedCores < before[i].UsedCores || c.Containers < before[i].Containers)
 	})
-}
-
-// roomier reports whether a card has more free than before, of memory, of cores, or for containers, or has come near an adapter.
-func roomier(card, before *placement.Card) bool {
-	return card.Free() > before.Free() || card.FreeCores() > before.FreeCores() || card.FreeContainers() > before.FreeContainers() ||
-		card.NearAdapter && !before.NearAdapter
 }
 
 func (n *node) copy(name string) Node {

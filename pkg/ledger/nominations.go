@@ -10,15 +10,14 @@ import (
 // no allocation yet, but pods of equal or lower priority see the memory that it is likely to get as used. victims are about to be evicted for
 // the pod. A pod has at most one nomination: a new one replaces an earlier one.
 func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
-	l.update(func() []string {
+	l.edit(func(e *edit) {
 		id := string(pod.UID)
 		former := l.reservations.items[Nominated][id]
 		if former != nil && former.Places[0].Pod == pod && former.Places[0].Node == name && slices.Equal(former.Victims, victims) {
-			return nil
+			return
 		}
-		freed := l.endItem(Nominated, id)
+		e.freed = l.endItem(Nominated, id)
 		l.nominate(name, pod, victims...)
-		return freed
 	})
 }
 

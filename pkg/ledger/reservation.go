@@ -119,7 +119,7 @@ func (l *Ledger) End(source Source, id string) {
 	known := l.reservations.items[source][id] != nil
 	l.mu.RUnlock()
 	if known { // Usually not, and then the write lock isn't needed.
-		l.update(func() []string { return l.endItem(source, id) })
+		l.edit(func(e *edit) { e.freed = l.endItem(source, id) })
 	}
 }
 
@@ -173,8 +173,7 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 		}
 	}
 	delete(l.reservations.items[source], id)
-	slices.Sort(freed)
-	return slices.Compact(freed)
+	return freed
 }
 
 // nodesReservedFor returns the nodes on which places don't count any more once the pod has an allocation.

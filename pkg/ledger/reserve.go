@@ -30,24 +30,23 @@ type ChosenNode struct {
 // allocation on this node, Reserve returns that one unchanged, so that retries are safe; a presumed one may have no
 // placement. The error is a *NoRoomError if the pod doesn't fit.
 func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at time.Time) (allocation Allocation, err error) {
-	l.update(func() (freed []string) {
+	l.edit(func(e *edit) {
 		l.endTentative(pod.UID)
 		if home, allocated := l.nodeOf[pod.UID]; allocated {
 			if home != name {
 				err = &NoRoomError{name, reasons.Elsewhere}
-				return nil
+				return
 			}
 			allocation = l.allocation(pod.UID).copy()
-			return nil
+			return
 		}
 		n, a := l.nodes[name], l.asker(&pod, nil)
 		where, reason := l.chooseCards(n, &a, policy)
 		if reason != reasons.Fits {
 			err = &NoRoomError{name, reason}
-			return nil
+			return
 		}
-		allocation = l.assume(name, pod, where, at).copy()
-		return l.nodesReservedFor(pod.UID)
+		allocation = e.assume(name, pod, where, at).copy()
 	})
 	return allocation, err
 }
@@ -158,19 +157,18 @@ type releasedAllocation struct {
 
 // try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
 func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
-	l.update(func() []string {
-		t := &trial{edit: l.beginEdit(), view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}}
+	l.edit(func(e *edit) {
+		t := &trial{edit: e, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}}
 		t.ranks = l.rankingsBy(view, t.placeOn)
 		if !what(t) {
 			t.undo()
-			return nil
+			return
 		}
 		for uid := range t.released {
 			if !t.allocated(uid) {
 				t.endPlaced(uid)
 			}
 		}
-		return t.end()
 	})
 }
 
@@ -190,6 +188,7 @@ func (t *trial) undo() {
 		t.alter(what.node, func(n *node) { n.allocations[uid] = what.allocation })
 		t.nodeOf[uid] = what.node
 	}
+	t.freed = nil
 }
 
 // unplace removes the pod's allocation.
@@ -255,8 +254,6 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 	if !fits {
 		return false
 	}
-	t.freed = append(t.freed, t.nodesReservedFor(pod.UID)...)
-	t.remember(n)
 	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true

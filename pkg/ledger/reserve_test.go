@@ -63,15 +63,15 @@ func TestReserveAll(t *testing.T) {
 			requests: requests(both, 16, 16), want: on("n2", "n2"), freed: []string{"n1"},
 		},
 		"the nominated node is no candidate": {before: func(f *fixture) { f.Nominate("n2", pod("w0", 16)) }, requests: requests(n1, 16, 16), want: on("n1", "n1"), freed: []string{"n2"}},
-		"no more is released than needed":    {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, gone: yielding[0]},
+		"no more is released than needed":    {before: halves, requests: requests(both, 16, 16, 16), yielding: yielding, want: on("n1", "n2", "n2"), released: 1, freed: both, gone: yielding[0]},
 		"releasing all doesn't help":         {before: halves, requests: requests(both, 16, 16, 16, 16, 16), yielding: yielding},
 		"a bound pod isn't released": {
 			before: func(f *fixture) { f.bind("n1", 0, pod("a1", 16)) }, requests: requests(both, 16, 16, 16, 16), yielding: [][]gpu.PodUID{{"a1"}},
 		},
-		"released memory that isn't needed is freed": {
+		"some of the released memory isn't needed": {
 			before:   func(f *fixture) { f.reserve("n1", pod("a1", 16)); f.reserve("n2", pod("a2", 16)) },
 			requests: requests(n1, 16, 16), yielding: [][]gpu.PodUID{{"a1", "a2"}},
-			want: on("n1", "n1"), released: 1, freed: []string{"n2"}, gone: []gpu.PodUID{"a1", "a2"},
+			want: on("n1", "n1"), released: 1, freed: both, gone: []gpu.PodUID{"a1", "a2"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
