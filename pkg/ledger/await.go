@@ -204,51 +204,43 @@ func (l *Ledger) ReservedFor(pod gpu.Pod, nodes []string) string {
 	return first.Item.Label
 }
 
-// AwaitedIdleRatio returns the part of the memory of all shared cards that awaited reservations keep from other pods now: what is free on their
-// cards. It is between 0 and 1.
-func (l *Ledger) AwaitedIdleRatio() float64 {
+// AwaitedIdle returns the part of the memory of all shared cards that each item's awaited reservation keeps from other pods now, by the item's ID:
+// what is free on its cards. Each part is between 0 and 1, and so is their sum.
+func (l *Ledger) AwaitedIdle() map[string]float64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	var idle, all float64 // In bytes: nodes can have different units.
+	idle, all := map[string]float64{}, 0.0 // In bytes: nodes can have different units.
 	for _, n := range l.nodes {
 		if n.shareable() == reasons.Fits {
-			idle += float64(n.unit().Bytes(l.awaitedIdle(n, nil)))
 			all += float64(n.unit().Bytes(n.memory()))
+			l.addIdle(n, idle)
 		}
 	}
-	return idle / max(all, 1)
-}
-
-// AwaitedIdle returns the memory that each item's awaited reservation keeps from other pods now, by the item's ID: what is free on its cards.
-func (l *Ledger) AwaitedIdle() map[string]gpu.Memory {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	out := map[string]gpu.Memory{}
-	for id, r := range l.reservations.items[Queued] {
-		out[id] = 0
-		for name := range l.placesByNode(r) {
-			if n := l.nodes[name]; n != nil {
-				out[id] = out[id].Add(l.awaitedIdle(n, r))
-			}
-		}
-	}
-	return out
-}
-
-// awaitedIdle returns what is free on the node's cards of the places of an awaited reservation from the queue; of all if it is nil.
-func (l *Ledger) awaitedIdle(n *node, of *Reservation) (idle gpu.Memory) {
-	kept := map[int]gpu.Memory{}
-	for i := range n.reserved {
-		if r := &n.reserved[i]; r.Source == Queued && (of == nil || of == r.Reservation) && !l.allocated(r.Pod.UID) {
-			for _, share := range r.On {
-				kept[share.Card] = kept[share.Card].Add(share.Memory)
-			}
-		}
-	}
-	for i := range n.cards {
-		idle = idle.Add(min(kept[n.cards[i].Index], n.cards[i].Free()))
+	for id := range idle {
+		idle[id] /= all
 	}
 	return idle
+}
+
+// addIdle adds what is free on the node's cards of the places of awaited reservations from the queue, in bytes, by the item's ID.
+func (l *Ledger) addIdle(n *node, idle map[string]float64) {
+	if len(n.reserved) == 0 {
+		return
+	}
+	cards := slices.Clone(n.cards)
+	for i := range n.reserved {
+		r := &n.reserved[i]
+		if r.Source != Queued || l.allocated(r.Pod.UID) {
+			continue
+		}
+		for _, share := range r.On {
+			if at, ok := placement.Position(cards, share.Card); ok {
+				free := min(share.Memory, cards[at].Free())
+				cards[at].Used = cards[at].Used.Add(free)
+				idle[r.Item.ID] += float64(n.unit().Bytes(free))
+			}
+		}
+	}
 }
 
 // AwaitedNodes returns the nodes on which awaited reservations from the queue keep cards for pods.

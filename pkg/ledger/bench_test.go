@@ -322,7 +322,6 @@ func BenchmarkLock(b *testing.B) {
 	reserved := held(places, 0)
 	for name, call := range map[string]func(){
 		"ForEachFit": func() { f.ForEachFit(asking, names, ignore) },
-		"AnyFit":     func() { f.AnyFit(full) },
 		"FirstFit":   func() { f.FirstFit(full, names) },
 		"Rank": func() {
 			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
@@ -336,7 +335,7 @@ func BenchmarkLock(b *testing.B) {
 		"Await":                  func() { f.Await(testItem, requests, longAgo) },
 		"Await on its shortlist": func() { f.Await(testItem, shortlist, longAgo) },
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },
-		"AwaitedIdleRatio":       func() { f.AwaitedIdleRatio() },
+		"AwaitedIdle":            func() { f.AwaitedIdle() },
 		"End of Await":           func() { f.Await(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
 		"Hold":                   func() { f.AddReservation("held", reserved[0]) },
 		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },

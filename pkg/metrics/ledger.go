@@ -13,8 +13,8 @@ import (
 type LedgerState interface {
 	// Nodes returns the nodes by name.
 	Nodes() []ledger.Node
-	// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle.
-	AwaitedIdleRatio() float64
+	// AwaitedIdle returns the parts of the memory that awaited reservations keep idle.
+	AwaitedIdle() map[string]float64
 	// Stranded returns the memory that is free, but that no expected kind of pod can use.
 	Stranded() ledger.Stranded
 }
@@ -48,7 +48,11 @@ func NewLedger(registry prometheus.Registerer, l LedgerState, ready func() error
 		set(g.synced, toFloat(synced))
 		if synced {
 			g.read(l.Nodes(), set)
-			set(g.idle, l.AwaitedIdleRatio())
+			idle := 0.0
+			for _, part := range l.AwaitedIdle() {
+				idle += part
+			}
+			set(g.idle, idle)
 			for lacks, ratio := range l.Stranded().Ratios {
 				set(g.stranded, ratio, lacks.String())
 			}

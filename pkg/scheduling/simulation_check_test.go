@@ -35,14 +35,16 @@ func (w *world) checkLedger(r *replica) {
 	if !r.leads || r.dead {
 		return
 	}
+	all := 0.0
 	for _, n := range w.api.nodes {
 		for _, memory := range n.cards {
-			w.reserved.all += float64(memory)
+			all += float64(memory)
 		}
 	}
+	w.reserved.all += all
 	for id, idle := range r.scheduler.ledger.AwaitedIdle() {
 		if i := slices.IndexFunc(w.jobs, func(j *job) bool { return strings.Contains(id+"/", "/"+j.name+"/") }); i >= 0 && w.jobs[i].impossible {
-			w.reserved.impossible, w.reserved.awaits = w.reserved.impossible+float64(idle), w.reserved.awaits+float64(idle)
+			w.reserved.impossible, w.reserved.awaits = w.reserved.impossible+idle*all, w.reserved.awaits+idle*all
 		}
 	}
 	for _, node := range r.scheduler.ledger.Nodes() {

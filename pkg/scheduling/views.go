@@ -20,8 +20,8 @@ func (s *Scheduler) Node(name string) (ledger.Node, bool) { return s.ledger.Node
 // Stranded returns the memory that nodes can't give to pods for lack of CPU or memory, as of the last explanation.
 func (s *Scheduler) Stranded() ledger.Stranded { return s.Explain().Stranded }
 
-// AwaitedIdleRatio returns the part of the memory that awaited reservations keep idle, see ledger.Ledger.
-func (s *Scheduler) AwaitedIdleRatio() float64 { return s.ledger.AwaitedIdleRatio() }
+// AwaitedIdle returns the parts of the memory that awaited reservations keep idle, see ledger.Ledger.
+func (s *Scheduler) AwaitedIdle() map[string]float64 { return s.ledger.AwaitedIdle() }
 
 // ChangesSince returns the nodes of the ledger that have changed since a revision, see ledger.Ledger.
 func (s *Scheduler) ChangesSince(revision uint64) ledger.Changes {
