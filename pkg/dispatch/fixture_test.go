@@ -256,11 +256,16 @@ func (f *fixture) bind(name string) {
 	}
 	node, _, placed := f.ledger.Lookup(p.UID)
 	if !placed {
-		if node, placed = f.ledger.AnyFit(p.Pod); !placed {
+		if node, placed = f.anyFit(p.Pod); !placed {
 			f.t.Fatalf("%s fits nowhere", name)
 		}
 	}
 	f.pod(name, 0, on(node))
+}
+
+// anyFit returns a node that the pod fits.
+func (f *fixture) anyFit(pod gpu.Pod) (node string, ok bool) {
+	return f.ledger.FirstFit(pod, f.Nodes.Names(unique.Handle[string]{}))
 }
 
 // bindAll binds all pods that are admitted.

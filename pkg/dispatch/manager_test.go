@@ -336,7 +336,7 @@ func TestFaults(t *testing.T) {
 			case what < 12:
 				if p := f.pods[name]; p.Node == "" && !p.Gated {
 					if f.IsAdmitted(p.Pod) {
-						if _, fits := f.ledger.AnyFit(p.Pod); fits {
+						if _, fits := f.anyFit(p.Pod); fits {
 							f.bind(name)
 						}
 					}
@@ -372,7 +372,7 @@ func TestFaults(t *testing.T) {
 			f.finish()
 			for name, p := range f.pods {
 				if f.IsAdmitted(p.Pod) && p.Node == "" && !p.Gated {
-					if _, fits := f.ledger.AnyFit(p.Pod); fits {
+					if _, fits := f.anyFit(p.Pod); fits {
 						f.bind(name)
 					}
 				}
@@ -384,7 +384,7 @@ func TestFaults(t *testing.T) {
 			if p.Node != "" || charged {
 				sums[p.Namespace] += p.Request
 			}
-			if _, fits := f.ledger.AnyFit(p.Pod); fits && p.Node == "" && p.Group.Name == "" {
+			if _, fits := f.anyFit(p.Pod); fits && p.Node == "" && p.Group.Name == "" {
 				t.Fatalf("seed %d: %s waits although it fits", seed, name)
 			}
 			if charged {

@@ -51,19 +51,6 @@ func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string,
 	}
 }
 
-// AnyFit returns the node of the pod's allocation, or else the first node by name that the pod fits.
-func (l *Ledger) AnyFit(pod gpu.Pod) (name string, ok bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	a := l.asker(&pod, nil)
-	for other, n := range l.nodes { // Of those that it fits, the first by name, so that a simulation can be repeated.
-		if (!ok || other < name) && l.fit(n, &a) == reasons.Fits {
-			name, ok = other, true
-		}
-	}
-	return name, ok
-}
-
 // FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation
 // fits only its own node.
 func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {

@@ -188,37 +188,12 @@ func (l *Ledger) nodesReservedFor(uid gpu.PodUID) (names []string) {
 	return names
 }
 
-// OwnPlaces returns the nodes on which one of the pods has something of its own: an allocation, a place of its reservations, or what is awaited for
-// an item of the queue after its own. On other nodes each of them sees at most as much free memory as any other pod that has its priority, and that
-// needs a turn of fair sharing if it does.
-func (l *Ledger) OwnPlaces(pods []gpu.Pod) map[string]bool {
+// HasReservation reports whether something is reserved for the pod, or allocated to it. Each other pod sees at most as much free memory as any pod that
+// has its priority, and that needs a turn of fair sharing if it does.
+func (l *Ledger) HasReservation(uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	nodes, seen := map[string]bool{}, map[*Reservation]bool{}
-	var first *Item
-	for i := range pods {
-		if home, allocated := l.nodeOf[pods[i].UID]; allocated {
-			nodes[home] = true
-		}
-		for _, r := range l.reservations.of(pods[i].UID) {
-			if r == nil || seen[r] {
-				continue
-			}
-			seen[r] = true
-			for _, place := range r.Places {
-				nodes[place.Node] = true
-			}
-			if r.Source == Queued && (first == nil || r.Item.Before(first)) {
-				first = &r.Item
-			}
-		}
-	}
-	for _, later := range l.reservations.items[Queued] {
-		for i := 0; first != nil && first.Before(&later.Item) && i < len(later.Places); i++ {
-			nodes[later.Places[i].Node] = true
-		}
-	}
-	return nodes
+	return l.allocated(uid) || l.reservations.of(uid) != ownReservations{}
 }
 
 // Turns knows which pods need a turn of fair sharing. It is called with the ledger's lock held, so it must not call the ledger.

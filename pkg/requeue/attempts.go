@@ -162,7 +162,7 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 		return "", helps
 	}
 	// If none of many pods fits any node, this one check is enough.
-	_, some := leastOf(a.Ledger, requests).anyFit()
+	some := leastOf(a.Ledger, requests).fitAny(a.Cache.Nodes())
 	for _, pod := range inSample {
 		if some {
 			if node, helps = a.roomFor(pod); helps {

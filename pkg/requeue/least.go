@@ -1,52 +1,60 @@
 package requeue
 
 import (
-	"maps"
 	"math"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits,
-// because each of them sees at least as much memory as used on all nodes but own. It can fit where none of them does.
+// least stands for many pods in a check that is much cheaper than one for each of them: where it doesn't fit, none of the pods fits. It can fit where
+// none of them does.
 type least struct {
 	ledger Ledger
 	// pod is invented. It has the smallest demand of the pods on one card, their highest priority, and the namespace of one that needs no turn of fair
 	// sharing, if there is one: such a pod sees less memory as used.
 	pod gpu.Pod
-	// own are the nodes on which a pod may fit although no other pod like it does, because the memory is its own.
-	own map[string]bool
+	// own are the pods that may fit although no other pod like them does, because they see what is reserved for them as free.
+	own []gpu.Pod
 }
 
 // leastOf returns the least of the pods. There must be one at least.
 func leastOf(ledger Ledger, pods []gpu.Pod) least {
 	first := pods[0].Demand()
-	pod := gpu.Pod{Request: first.Memory, Cores: first.Cores, Containers: first.Containers, Priority: math.MinInt32}
+	l := least{ledger: ledger, pod: gpu.Pod{Request: first.Memory, Cores: first.Cores, Containers: first.Containers, Priority: math.MinInt32}}
 	for i := range pods {
 		demand := pods[i].Demand()
-		pod.Request, pod.Cores = min(pod.Request, demand.Memory), min(pod.Cores, demand.Cores)
-		pod.Containers = min(pod.Containers, demand.Containers)
-		pod.Priority = max(pod.Priority, pods[i].Priority)
-		if pod.Namespace == "" && !ledger.NeedsTurn(pods[i]) {
-			pod.Namespace = pods[i].Namespace
+		l.pod.Request, l.pod.Cores = min(l.pod.Request, demand.Memory), min(l.pod.Cores, demand.Cores)
+		l.pod.Containers = min(l.pod.Containers, demand.Containers)
+		l.pod.Priority = max(l.pod.Priority, pods[i].Priority)
+		if l.pod.Namespace == "" && !ledger.NeedsTurn(pods[i]) {
+			l.pod.Namespace = pods[i].Namespace
+		}
+		if ledger.HasReservation(pods[i].UID) {
+			l.own = append(l.own, pods[i])
 		}
 	}
-	return least{ledger, pod, ledger.OwnPlaces(pods)}
+	return l
 }
 
-// fits reports whether one of the pods may fit the node.
-func (l least) fits(node string) bool { return l.own[node] || fits(l.ledger, l.pod, node) }
+// fit reports whether one of the pods may fit one of the nodes.
+func (l least) fit(nodes ...string) bool {
+	fits := func(pod gpu.Pod) bool { return fits(l.ledger, pod, nodes...) }
+	return fits(l.pod) || slices.ContainsFunc(l.own, fits)
+}
 
-// anyFit returns some node that one of the pods may fit.
-func (l least) anyFit() (node string, ok bool) {
-	if len(l.own) > 0 {
-		return slices.Min(slices.Collect(maps.Keys(l.own))), true
+// fitAny reports whether one of the pods may fit one of all nodes.
+func (l least) fitAny(nodes []*corev1.Node) bool {
+	names := make([]string, len(nodes))
+	for i := range nodes {
+		names[i] = nodes[i].Name
 	}
-	return l.ledger.AnyFit(l.pod)
+	return l.fit(names...)
 }
 
-func fits(ledger Ledger, pod gpu.Pod, node string) bool {
-	_, ok := ledger.FirstFit(pod, []string{node})
+func fits(ledger Ledger, pod gpu.Pod, nodes ...string) bool {
+	_, ok := ledger.FirstFit(pod, nodes)
 	return ok
 }

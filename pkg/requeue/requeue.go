@@ -74,9 +74,8 @@ type Observer interface {
 
 // Ledger is the part of package ledger that a Requeuer uses.
 type Ledger interface {
-	AnyFit(pod gpu.Pod) (node string, ok bool)
 	FirstFit(pod gpu.Pod, nodes []string) (node string, ok bool)
-	OwnPlaces(pods []gpu.Pod) map[string]bool
+	HasReservation(uid gpu.PodUID) bool
 	NeedsTurn(pod gpu.Pod) bool
 }
 
@@ -231,8 +230,8 @@ func (r *Requeuer) Inherit(pods []gpu.Pod) {
 		}
 	}
 	r.mu.Unlock()
-	if node, ok := leastOf(r.Ledger, pods).anyFit(); ok {
-		r.All(node) // Another node may be the one that fits, but one change requeues every pod.
+	if leastOf(r.Ledger, pods).fitAny(r.Cache.Nodes()) {
+		r.All("")
 	}
 }
 
@@ -363,7 +362,7 @@ func (r *Requeuer) reason() (node string, pod gpu.Pod) {
 	}
 	least := leastOf(r.Ledger, pods)
 	for _, node := range slices.Sorted(maps.Keys(freed)) {
-		if !least.fits(node) {
+		if !least.fit(node) {
 			continue
 		}
 		for _, old := range rejected {

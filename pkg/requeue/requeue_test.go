@@ -277,10 +277,9 @@ func TestLeast(t *testing.T) {
 			l := fake.Ledger(fake.Node("n1", 100))
 			test.before(l)
 			least := leastOf(l, []gpu.Pod{small, large})
-			_, anyFits := least.anyFit()
 			one := fits(l, small, "n1") || fits(l, large, "n1")
-			if got := least.fits("n1"); got != test.want || anyFits != test.want || one != test.want {
-				t.Errorf("it fits: %v, any node: %v; one of the pods fits: %v; want %v", got, anyFits, one, test.want)
+			if got := least.fit("n1"); got != test.want || one != test.want {
+				t.Errorf("it fits: %v; one of the pods fits: %v; want %v", got, one, test.want)
 			}
 		})
 	}
@@ -301,7 +300,7 @@ func TestLeastNeedsNoTurn(t *testing.T) {
 	if !f.ledger.Await(ledger.Item{ID: "item", Priority: 9, ByTurn: true}, requests(gpu.Pod{UID: "other", Request: 100}), time.Unix(0, 0)) {
 		t.Fatal("nothing is reserved")
 	}
-	if leastOf(f.ledger, []gpu.Pod{waits}).fits("n1") {
+	if leastOf(f.ledger, []gpu.Pod{waits}).fit("n1") {
 		t.Error("it fits, although the pod waits for a turn")
 	}
 	f.Rejected(waits, nil, f.Revision())
@@ -322,7 +321,7 @@ func TestLeastBeforeOthers(t *testing.T) {
 	}
 	for _, pod := range []gpu.Pod{first, later} {
 		for _, node := range []string{"n1", "n2"} {
-			if one, least := fits(l, pod, node), leastOf(l, []gpu.Pod{pod}).fits(node); one != least {
+			if one, least := fits(l, pod, node), leastOf(l, []gpu.Pod{pod}).fit(node); one != least {
 				t.Errorf("pod %s fits %s: %v, the least pod: %v", pod.UID, node, one, least)
 			}
 		}
@@ -375,7 +374,7 @@ func TestLeastSeveralCards(t *testing.T) {
 	if !fits(f.ledger, wide, "n1") || fits(f.ledger, large, "n1") {
 		t.Fatal("there is room on each card for one unit")
 	}
-	if !leastOf(f.ledger, []gpu.Pod{large, wide}).fits("n1") {
+	if !leastOf(f.ledger, []gpu.Pod{large, wide}).fit("n1") {
 		t.Error("it does not fit where the pod of many cards fits")
 	}
 }
