@@ -307,7 +307,9 @@ var lastOfAll = time.Unix(1<<33, 0)
 func (m *model) idle() float64 {
 	var idle, all float64
 	for node, nodeSpec := range m.specs {
-		bytes := func(memory gpu.Memory) float64 { return float64(gpu.UnitOf(nodeSpec.Unit, nodeSpec.Cards).Bytes(memory)) }
+		bytes := func(memory gpu.Memory) float64 {
+			return float64(gpu.UnitOf(nodeSpec.Unit, nodeSpec.Cards).Bytes(memory))
+		}
 		for _, c := range nodeSpec.Cards {
 			if !nodeSpec.WholeCards {
 				idle += bytes(gpu.Memory(min(sum(m.keptOn(node, true), c.Index).memory, m.left(node, c, false).some().memory)))
