@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/labels"
@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/dispatch"
 )
 
@@ -32,11 +31,7 @@ Columns:
   PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   GPUn(Cores)            allocated and total computing of card n, in percent; only if pods ask for some
-  LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
-  STRANDED               free memory that no kind of the present pods can use, because the node lacks CPU or memory (with -o wide)
-
-On a terminal that is wide enough, a bar for each card follows; the bar of an unhealthy card is crossed out. On a narrow
-terminal the cards' headers are shortened. Output to a file or a pipe never depends on the terminal.
+  LARGEST FREE(unit)     the largest request that fits a card of the node now (with -o wide)
 
 The request of a pending pod that asks for several cards is their number and the memory on each (2x8), followed by the
 computing of each if it asks for some (2x8,50%).
@@ -77,25 +72,31 @@ var ErrInterrupted = errors.New("interrupted")
 
 // options are the values of the flags and arguments.
 type options struct {
-	streams       genericiooptions.IOStreams
-	connection    *genericclioptions.ConfigFlags
-	scope         scope
-	output        string
-	color         string
-	details       bool
-	pending       bool
-	groups        bool
-	usage         bool
-	shares        bool
-	shareBy       string
-	watch         bool
+	streams    genericiooptions.IOStreams
+	connection *genericclioptions.ConfigFlags
+	scope      scope
+	output     string
+	color      string
+	details    bool
+	pending    bool
+	groups     bool
+	usage      bool
+	shares     bool
+	shareBy    string
+	watch      bool
+	// pause is the least time between two readings with --watch.
+	pause         time.Duration
 	noHeaders     bool
 	allNamespaces bool
 }
 
 // NewCommand returns the command, ready to be executed.
 func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Command {
-	o := &options{streams: streams, connection: genericclioptions.NewConfigFlags(true)}
+	return newCommand(streams, version, watchPause)
+}
+
+func newCommand(streams genericiooptions.IOStreams, version string, pause time.Duration) *cobra.Command {
+	o := &options{streams: streams, connection: genericclioptions.NewConfigFlags(true), pause: pause}
 	cmd := &cobra.Command{
 		Use:           "kubectl-inspect-gpushare [NODE...]",
 		Short:         "Show which pods use the shared GPU memory of a cluster",
@@ -125,20 +126,16 @@ func NewCommand(streams genericiooptions.IOStreams, version string) *cobra.Comma
 		"extender's flag, if the extender runs in a pod.")
 	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json, yaml or name. The default is a table; JSON and YAML always "+
 		"contain everything.")
-	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running and show every change, until Ctrl-C.")
+	flags.BoolVarP(&o.watch, "watch", "w", false, "Keep running, read again every few seconds, and print what has changed, until Ctrl-C.")
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
 	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, which is the default; overrides -n.")
 	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print only the rows of the table, for scripts.")
-	flags.StringVar(&o.color, "color", colorAuto, "When to use colors and bars: auto (on terminals; NO_COLOR turns off colors), always (also in "+
-		"pipes) or never (no colors).")
+	flags.StringVar(&o.color, "color", colorAuto, "When to use colors: auto (on terminals, unless NO_COLOR is set), always (also in pipes) or never.")
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
 	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
 	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums " +
 		"always include all pods."
-	if err := o.addCompletion(cmd); err != nil {
-		panic(err) // Unreachable: the flags were defined above.
-	}
 	return cmd
 }
 
@@ -200,20 +197,14 @@ func (o *options) validate() error {
 }
 
 // connect returns a client of the API server.
-func (o *options) connect() (kubernetes.Interface, *reachability, error) {
+func (o *options) connect() (kubernetes.Interface, error) {
 	config, err := o.connection.ToRESTConfig()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	reachability := &reachability{changed: background.NewSignal()}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		reachability.next = next
-		return reachability
-	})
 	// A list of a large cluster has hundreds of pages. With the default of five requests per second it would take a minute.
 	config.QPS, config.Burst = 50, 300
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	return client, reachability, err
+	return kubernetes.NewForConfig(config)
 }

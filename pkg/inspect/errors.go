@@ -21,7 +21,7 @@ func (o *options) advise(err error) error {
 	case apierrors.IsForbidden(err) && (o.groups || o.pending) && *o.connection.Namespace != "":
 		return fmt.Errorf("%w\nYou need the permission to list pods, and PodGroups if pods name them, in namespace %s", err, *o.connection.Namespace)
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w\nYou need the permission to list and watch nodes, and pods in all namespaces: "+
+		return fmt.Errorf("%w\nYou need the permission to list nodes, and pods in all namespaces: "+
 			"deploy/inspect/viewer.yaml has a ClusterRole. With rights in one namespace, "+
 			"use --pending -n NAMESPACE or --groups -n NAMESPACE", err)
 	case errors.As(err, &unreachable) && !o.configured():

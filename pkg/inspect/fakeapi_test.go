@@ -21,11 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/yaml"
 )
 
-// fakeAPI implements the part of an API server that the command uses, over HTTP and JSON: lists in pages, watches, label
+// fakeAPI implements the part of an API server that the command uses, over HTTP and JSON: lists in pages, label
 // selectors and field selectors. client-go's fake clientset has no pages and no field selectors, and is not reached by HTTP. Clients
 // have the rights of the ClusterRole gpushare-viewer only.
 type fakeAPI struct {
@@ -35,8 +34,6 @@ type fakeAPI struct {
 	mu       sync.Mutex // Guards the fields below.
 	version  int
 	objects  map[string]object // By kind, namespace and name.
-	history  []change
-	watchers map[chan change]struct{}
 	requests []string
 	status   int // If not zero, the status of all responses.
 	// namespace, if it isn't empty, is the only one in which the client has rights.
@@ -54,18 +51,12 @@ type object interface {
 	runtime.Object
 }
 
-type change struct {
-	kind    apiwatch.EventType
-	object  object
-	version int
-}
-
 func newFakeAPI(t *testing.T, objects Objects) *fakeAPI {
-	api := &fakeAPI{maxPage: 500, version: 100, objects: map[string]object{}, watchers: map[chan change]struct{}{}}
+	api := &fakeAPI{maxPage: 500, version: 100, objects: map[string]object{}}
 	for _, n := range objects.Nodes {
 		api.put(n)
 	}
-	for _, p := range slices.Concat(objects.Pods, objects.Others) {
+	for _, p := range objects.Pods {
 		api.put(p)
 	}
 	api.Server = httptest.NewServer(api)
@@ -77,34 +68,23 @@ func newFakeAPI(t *testing.T, objects Objects) *fakeAPI {
 }
 
 // put creates or updates an object.
-func (api *fakeAPI) put(o object) { api.change(apiwatch.Modified, o) }
-
-func (api *fakeAPI) remove(o object) { api.change(apiwatch.Deleted, o) }
-
-// change records a change and sends it to the watchers, whose channels are large enough for all tests.
-func (api *fakeAPI) change(kind apiwatch.EventType, o object) {
+func (api *fakeAPI) put(o object) {
 	api.mu.Lock()
 	defer api.mu.Unlock()
 	api.version++
 	o = o.DeepCopyObject().(object)
 	o.SetResourceVersion(strconv.Itoa(api.version))
 	o.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kindOf(o)))
-	key := kindOf(o) + "/" + o.GetNamespace() + "/" + o.GetName()
-	switch {
-	case kind == apiwatch.Deleted:
-		delete(api.objects, key)
-	case api.objects[key] == nil:
-		kind = apiwatch.Added
-		fallthrough
-	default:
-		api.objects[key] = o
-	}
-	c := change{kind, o, api.version}
-	api.history = append(api.history, c)
-	for watcher := range api.watchers {
-		watcher <- c
-	}
+	api.objects[keyOf(o)] = o
 }
+
+func (api *fakeAPI) remove(o object) {
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	delete(api.objects, keyOf(o.DeepCopyObject().(object)))
+}
+
+func keyOf(o object) string { return kindOf(o) + "/" + o.GetNamespace() + "/" + o.GetName() }
 
 // viewer is the ClusterRole gpushare-viewer.
 var viewer = sync.OnceValue(func() (role rbacv1.ClusterRole) {
@@ -118,31 +98,24 @@ var viewer = sync.OnceValue(func() (role rbacv1.ClusterRole) {
 	return role
 })
 
-// viewerMay reports whether the ClusterRole gpushare-viewer allows the request for a path of all namespaces.
-func viewerMay(path, watch string) bool {
-	verb, group, parts := "list", "", strings.Split(path, "/")
-	if watch != "" {
-		verb = "watch"
-	}
+// viewerMay reports whether the ClusterRole gpushare-viewer allows a list of a path of all namespaces.
+func viewerMay(path string) bool {
+	group, parts := "", strings.Split(path, "/")
 	if parts[1] == "apis" {
 		group = parts[2]
 	}
 	return slices.ContainsFunc(viewer().Rules, func(r rbacv1.PolicyRule) bool {
-		return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, parts[len(parts)-1]) && slices.Contains(r.Verbs, verb)
+		return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, parts[len(parts)-1]) && slices.Contains(r.Verbs, "list")
 	})
 }
 
 func kindOf(o object) string { return reflect.TypeOf(o).Elem().Name() }
 
-// answerWith makes all further requests fail with an HTTP status, and ends the watches. Zero restores normal operation.
+// answerWith makes all further requests fail with an HTTP status. Zero restores normal operation.
 func (api *fakeAPI) answerWith(status int) {
 	api.mu.Lock()
 	defer api.mu.Unlock()
 	api.status = status
-	for watcher := range api.watchers {
-		close(watcher)
-	}
-	clear(api.watchers)
 }
 
 func (api *fakeAPI) seen() []string {
@@ -174,7 +147,7 @@ func (api *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case status != 0:
 		http.Error(w, "refused by the test", status)
-	case api.namespace != "" && api.namespace != inNamespace, kind != "" && !viewerMay(path, query.Get("watch")):
+	case api.namespace != "" && api.namespace != inNamespace, kind != "" && !viewerMay(path):
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(apierrors.NewForbidden(corev1.Resource(strings.ToLower(kind)+"s"), "", nil).Status())
 	case api.stalled != nil:
@@ -183,11 +156,6 @@ func (api *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
 	case kind == "" || err1 != nil || err2 != nil:
 		http.Error(w, "no such request", http.StatusNotFound)
-	case query.Get("sendInitialEvents") != "": // As servers without streaming lists do; clients list instead.
-		w.WriteHeader(http.StatusBadRequest)
-		_ = json.NewEncoder(w).Encode(apierrors.NewBadRequest("sendInitialEvents is not supported").Status())
-	case query.Get("watch") != "":
-		api.watch(w, r, query.Get("resourceVersion"), kind, selected)
 	default:
 		api.list(w, query.Get("limit"), query.Get("continue"), kind, selected)
 	}
@@ -225,43 +193,4 @@ func (api *fakeAPI) list(w http.ResponseWriter, limit, from, kind string, select
 		version = schedulingv1beta1.SchemeGroupVersion.String()
 	}
 	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kind + "List", "metadata": meta, "items": items})
-}
-
-// watch streams the changes of one kind since the resource version of the request.
-func (api *fakeAPI) watch(w http.ResponseWriter, r *http.Request, since, kind string, selected func(object) bool) {
-	version, _ := strconv.Atoi(since)
-	changes := make(chan change, 1000)
-	api.mu.Lock()
-	for _, c := range api.history {
-		if c.version > version {
-			changes <- c
-		}
-	}
-	api.watchers[changes] = struct{}{}
-	api.mu.Unlock()
-	defer func() {
-		api.mu.Lock()
-		delete(api.watchers, changes)
-		api.mu.Unlock()
-	}()
-	flusher := http.NewResponseController(w)
-	_ = flusher.Flush()
-	for {
-		select {
-		case <-r.Context().Done():
-			return
-		case c, open := <-changes:
-			if !open {
-				return
-			}
-			if kindOf(c.object) != kind {
-				continue
-			}
-			if !selected(c.object) {
-				c.kind = apiwatch.Deleted // An object that no longer matches is deleted for this watcher.
-			}
-			_ = json.NewEncoder(w).Encode(map[string]any{"type": c.kind, "object": c.object})
-			_ = flusher.Flush()
-		}
-	}
 }

@@ -70,7 +70,7 @@ func execute(t *testing.T, api *fakeAPI, args ...string) (stdout, stderr string,
 // start runs the command and returns a function that waits for its end.
 func start(ctx context.Context, t *testing.T, api *fakeAPI, out, errOut io.Writer, args ...string) func() error {
 	t.Helper()
-	cmd := NewCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, "v1.2.3")
+	cmd := newCommand(genericiooptions.IOStreams{In: strings.NewReader(""), Out: out, ErrOut: errOut}, "v1.2.3", time.Millisecond)
 	cmd.SetArgs(append(args, "--kubeconfig", writeKubeconfig(t, api.URL)))
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()

@@ -24,19 +24,12 @@ import (
 type scope struct {
 	nodes    []string
 	selector string
-	// podsOnly is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
+	// onlyNamespace is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
 	// Empty reads nodes, and pods of all namespaces.
-	podsOnly string
-	// others is true if bound pods that ask for no GPU memory are read too, see readsOthers.
-	others bool
-	// podGroupsForbidden is true if the user may not list PodGroups.
-	podGroupsForbidden bool
+	onlyNamespace string
 }
 
 func (s scope) all() bool { return len(s.nodes) == 0 && s.selector == "" }
-
-// readsOthers reports whether all bound pods that ask for no GPU memory are read too, without what isn't needed to add up their requests.
-func (s scope) readsOthers() bool { return s.others && s.all() && s.podsOnly == "" }
 
 // name returns what the sums of the scope are about, for titles; empty for the cluster.
 func (s scope) name() string {
@@ -66,66 +59,55 @@ func nodeNames(args []string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// read reads the nodes of the scope and the pods on them or without a node. A named node that neither exists nor has pods is
-// an error.
+// read reads the nodes of the scope and the pods on them or without a node. Pods on no node of the list are on a deleted one, except with a selector: then
+// they are on nodes that it doesn't match.
 //
 // Lists are read in pages, and as consistent reads (no resource version is given), so that the result is current.
 func read(ctx context.Context, client kubernetes.Interface, scope scope) (Objects, error) {
-	var nodes []*corev1.Node
-	var pods []*corev1.Pod
+	out := Objects{PodsOnly: scope.onlyNamespace != ""}
 	group, lists := errgroup.WithContext(ctx)
-	if scope.podsOnly == "" {
+	if !out.PodsOnly {
 		group.Go(func() error {
 			return each(lists, "nodes", client.CoreV1().Nodes().List, scope.nodeOptions(), func(node *corev1.Node) {
-				nodes = append(nodes, scope.trim(node).(*corev1.Node))
+				if scope.coversNode(node.Name) {
+					node.ManagedFields, node.Status.Images = nil, nil
+					out.Nodes = append(out.Nodes, node)
+				}
 			})
 		})
 	}
 	group.Go(func() error {
-		return each(lists, "pods", client.CoreV1().Pods(scope.podsOnly).List, scope.podOptions(), func(pod *corev1.Pod) {
-			if scope.coversPod(pod) || scope.readsOthers() && pod.Spec.NodeName != "" {
-				pods = append(pods, scope.trim(pod).(*corev1.Pod))
+		return each(lists, "pods", client.CoreV1().Pods(scope.onlyNamespace).List, scope.podOptions(), func(pod *corev1.Pod) {
+			if scope.coversPod(pod) {
+				if !diagnosis.BoundWithoutExtender(pod) { // It reads managedFields.
+					pod.ManagedFields = nil
+				}
+				out.Pods = append(out.Pods, pod)
 			}
 		})
 	})
 	if err := group.Wait(); err != nil {
 		return Objects{}, err
 	}
-	objects := scope.objects(nodes, pods)
-	if err := scope.addPodGroups(ctx, client, &objects); err != nil {
-		return Objects{}, err
-	}
-	for _, name := range scope.nodes {
-		if !objects.hasNode(name) && !objects.hasPodsOn(name) {
-			return Objects{}, apierrors.NewNotFound(corev1.Resource("nodes"), name)
-		}
-	}
-	return objects, nil
-}
-
-// objects returns the nodes and pods that were read. Pods of nodes that the selector doesn't match are left out: in a scope
-// of all nodes, or of names, a pod on no node of the list is on a deleted node.
-func (s scope) objects(nodes []*corev1.Node, pods []*corev1.Pod) Objects {
-	out := Objects{Nodes: nodes, PodsOnly: s.podsOnly != ""}
-	if s.readsOthers() {
-		out.Others = []*corev1.Pod{}
-	}
-	for _, pod := range pods {
-		switch {
-		case s.coversPod(pod):
-			out.Pods = append(out.Pods, pod)
-		case out.Others != nil && pod.Spec.NodeName != "":
-			out.Others = append(out.Others, pod)
-		}
-	}
-	if s.selector != "" {
+	if scope.selector != "" {
 		selected := map[string]bool{}
-		for _, node := range nodes {
+		for _, node := range out.Nodes {
 			selected[node.Name] = true
 		}
 		out.Pods = slices.DeleteFunc(out.Pods, func(pod *corev1.Pod) bool { return !selected[pod.Spec.NodeName] })
 	}
-	return out
+	err := scope.addPodGroups(ctx, client, &out)
+	return out, err
+}
+
+// checkNodes returns an error for a named node that neither exists nor has pods.
+func (s scope) checkNodes(objects Objects) error {
+	for _, name := range s.nodes {
+		if !objects.hasNode(name) && !objects.hasPodsOn(name) {
+			return apierrors.NewNotFound(corev1.Resource("nodes"), name)
+		}
+	}
+	return nil
 }
 
 // addPodGroups reads the PodGroups if a pending pod names one.
@@ -134,10 +116,8 @@ func (s scope) addPodGroups(ctx context.Context, client kubernetes.Interface, ob
 	if !slices.ContainsFunc(objects.Pods, named) {
 		return nil
 	}
-	if !s.podGroupsForbidden {
-		objects.PodGroups, err = readPodGroups(ctx, client, s.podsOnly)
-	}
-	if s.podGroupsForbidden || apierrors.IsForbidden(err) {
+	objects.PodGroups, err = readPodGroups(ctx, client, s.onlyNamespace)
+	if apierrors.IsForbidden(err) {
 		objects.PodGroups, objects.podGroupsForbidden, err = nil, true, nil
 	}
 	return err
@@ -190,28 +170,4 @@ func (s scope) coversPod(pod *corev1.Pod) bool {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)
-}
-
-// trim removes large fields that are not used from a node or pod. Of one that the scope doesn't cover it leaves nothing that
-// Build reports. Few pods keep managedFields, which diagnosis.BoundWithoutExtender reads.
-func (s scope) trim(object any) any {
-	switch object := object.(type) {
-	case *corev1.Node:
-		object.ManagedFields, object.Status.Images = nil, nil
-		if !s.coversNode(object.Name) {
-			object.Labels, object.Annotations, object.Status = nil, nil, corev1.NodeStatus{}
-		}
-	case *corev1.Pod:
-		if !diagnosis.BoundWithoutExtender(object) {
-			object.ManagedFields = nil
-		}
-		if !s.coversPod(object) {
-			requests := corev1.PodSpec{}
-			if s.readsOthers() && object.Spec.NodeName != "" {
-				requests = onlyRequests(&object.Spec)
-			}
-			object.ManagedFields, object.Labels, object.Annotations, object.Spec, object.Status = nil, nil, nil, requests, corev1.PodStatus{}
-		}
-	}
-	return object // A DeletedFinalStateUnknown of an informer holds an object that is already trimmed.
 }

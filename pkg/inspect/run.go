@@ -3,8 +3,7 @@
 //
 // It reads from the API server only, so it also works while the extender is down. The function run is its table of contents:
 // read the nodes and pods (read.go), Build a Report from them without side effects (build.go), write it as a table, in detail,
-// or as JSON and YAML (table.go, details.go, structured.go), and repeat this after each change (watch.go). Groups of pods
-// (groups.go, group_state.go) and the memory that containers really use (usage.go) have reports of their own. The latter asks the
+// or as JSON and YAML (table.go, details.go, structured.go), and repeat this with --watch. Groups of pods (groups.go, group_state.go) and the memory that containers really use (usage.go) have reports of their own. The latter asks the
 // nodes' device plugins, through the API server.
 package inspect
 
@@ -18,14 +17,13 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 // run reads the cluster, builds the report and prints it.
 func (o *options) run(ctx context.Context) error {
-	client, reachability, err := o.connect()
+	client, err := o.connect()
 	if err != nil {
 		return err
 	}
@@ -42,21 +40,26 @@ func (o *options) run(ctx context.Context) error {
 		}
 		return o.print(o.drawGroups(BuildGroups(pods, podGroups, time.Now())))
 	}
-	// Also before a watch, which retries forever: a failure at the start should be an error.
-	o.scope.others = !o.pending && (o.output == outputWide || o.structured())
-	objects, err := read(ctx, client, o.scope)
-	if o.pending && apierrors.IsForbidden(err) && *o.connection.Namespace != "" {
-		o.scope.podsOnly = *o.connection.Namespace
-		objects, err = read(ctx, client, o.scope)
-	}
-	if err != nil {
-		return err
+	again := false
+	next := func(ctx context.Context) (page, error) {
+		objects, err := read(ctx, client, o.scope)
+		if o.pending && apierrors.IsForbidden(err) && o.scope.onlyNamespace == "" && *o.connection.Namespace != "" {
+			o.scope.onlyNamespace = *o.connection.Namespace
+			objects, err = read(ctx, client, o.scope)
+		}
+		if err == nil && !again { // A node can be deleted during a watch.
+			err = o.scope.checkNodes(objects)
+		}
+		if err != nil {
+			return page{}, err
+		}
+		again = true
+		return o.draw(objects)
 	}
 	if o.watch {
-		o.scope.podGroupsForbidden = objects.podGroupsForbidden
-		return o.keepPrinting(ctx, client, reachability, objects)
+		return o.repeat(ctx, next)
 	}
-	return o.print(o.draw(objects))
+	return o.print(next(ctx))
 }
 
 // page is what the command prints: text to stdout, remarks, which are whole lines, to stderr.
@@ -128,46 +131,54 @@ func (o *options) print(page page, err error) error {
 	return err
 }
 
-// repeater prints pages of --watch: each replaces the last one on terminals, elsewhere a separator is between them.
-type repeater struct {
-	*options
-	last page
-}
+// watchPause is the least time between two readings with --watch. In a large cluster a list takes seconds: the pause is at least readingShare times
+// as long.
+const (
+	watchPause   = 2 * time.Second
+	readingShare = 10
+)
 
-// show prints the page if it differs from the last one.
-func (r *repeater) show(next page) error {
-	if next == r.last {
-		return nil
-	}
-	shown := next
-	switch {
-	case r.forScripts() && next.text == r.last.text: // Only the remarks have changed.
-		shown.text = ""
-	case r.forScripts():
-	case r.format().look.clear:
-		shown.text = clearScreen + next.text
-	case r.last != (page{}):
-		shown.text = "\n========\n\n" + next.text
-	}
-	r.last = next
-	return r.print(shown, nil)
-}
-
-// keepPrinting prints the objects, and again after each change that is visible, until ctx ends.
-func (o *options) keepPrinting(ctx context.Context, client kubernetes.Interface, reachability *reachability, objects Objects) error {
-	repeater := &repeater{options: o}
-	draw := func(objects Objects) error {
-		next, err := o.draw(objects)
-		if err != nil {
+// repeat prints the pages that next returns, each if it differs from the last one, until ctx ends. On terminals a page replaces the last one, elsewhere a
+// separator is between them. An error of the first call ends it. After a later one it tries again.
+func (o *options) repeat(ctx context.Context, next func(context.Context) (page, error)) error {
+	var last page
+	failed := false
+	for first := true; ; first = false {
+		begun := time.Now()
+		current, err := next(ctx)
+		switch {
+		case err != nil && first:
 			return err
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && failed:
+			current = last
+		case err != nil:
+			current = page{last.text, fmt.Sprintf("Warning: this may be old: %s\n", oneLine(err.Error()))}
 		}
-		next.remarks += reachability.warning()
-		return repeater.show(next)
+		failed = err != nil
+		shown := current
+		switch {
+		case o.forScripts() && current.text == last.text: // Only the remarks have changed.
+			shown.text = ""
+		case o.forScripts():
+		case o.format().look.clear:
+			shown.text = clearScreen + current.text
+		case !first:
+			shown.text = "\n========\n\n" + current.text
+		}
+		if current != last {
+			if err := o.print(shown, nil); err != nil {
+				return err
+			}
+		}
+		last = current
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(max(o.pause, readingShare*time.Since(begun))):
+		}
 	}
-	if err := draw(objects); err != nil {
-		return err
-	}
-	return watch(ctx, client, o.scope, reachability.changed, draw)
 }
 
 // remarks returns a line for each object that was requested and is not in the report.

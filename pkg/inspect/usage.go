@@ -35,8 +35,6 @@ const (
 	// usageAtOnce is how many device plugins are asked at the same time, usageTimeout how long one may take.
 	usageAtOnce  = 16
 	usageTimeout = 15 * time.Second
-	// usageRefresh is the pause between two readings with --watch.
-	usageRefresh = 5 * time.Second
 	// staleIntervals is after how many missed measurements a node's figures are called old.
 	staleIntervals = 3
 )
@@ -56,47 +54,33 @@ type usageSource struct {
 	now   func() time.Time
 }
 
-// runUsage prints the measured use, with --watch until ctx ends.
+// runUsage prints the measured use.
 func (o *options) runUsage(ctx context.Context, client kubernetes.Interface) error {
 	config, err := o.connection.ToRESTConfig()
 	if err != nil {
 		return err
 	}
-	source := usageSource{client: client, scope: o.scope, now: time.Now, fetch: forwarder{client, config}.Usage}
-	return o.printUsage(ctx, source, usageRefresh)
+	return o.printUsage(ctx, usageSource{client: client, scope: o.scope, now: time.Now, fetch: forwarder{client, config}.Usage})
 }
 
-// printUsage prints the measured use, and with --watch again after each pause until ctx ends. Without --watch it is an error if no node could be
-// asked.
-func (o *options) printUsage(ctx context.Context, source usageSource, pause time.Duration) error {
-	repeater := &repeater{options: o}
-	for {
+// printUsage prints the measured use. Without --watch it is an error if no node could be asked.
+func (o *options) printUsage(ctx context.Context, source usageSource) error {
+	unreached := false
+	next := func(ctx context.Context) (page, error) {
 		report, err := source.Read(ctx)
-		if o.watch && ctx.Err() != nil {
-			return nil
-		}
 		if err != nil {
-			return err
+			return page{}, err
 		}
-		page, err := o.drawUsage(report)
-		if !o.watch {
-			if err = o.print(page, err); err == nil && report.unreached {
-				err = errUnreached
-			}
-			return err
-		}
-		if err == nil {
-			err = repeater.show(page)
-		}
-		if err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
+		unreached = report.unreached
+		return o.drawUsage(report)
 	}
+	if o.watch {
+		return o.repeat(ctx, next)
+	}
+	if err := o.print(next(ctx)); err != nil || !unreached {
+		return err
+	}
+	return errUnreached
 }
 
 // Read asks the device plugin of each node of the scope. A node that can't be asked has the reason as its problem.

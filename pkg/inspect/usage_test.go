@@ -200,12 +200,12 @@ func TestUsageUnreached(t *testing.T) {
 	}}
 	var out bytes.Buffer
 	o := &options{connection: genericclioptions.NewConfigFlags(false), streams: genericclioptions.IOStreams{Out: &out, ErrOut: io.Discard}}
-	if err := o.printUsage(t.Context(), source, 0); err != nil {
+	if err := o.printUsage(t.Context(), source); err != nil {
 		t.Errorf("one of two nodes answers: %v", err)
 	}
 	down[2] = true
 	out.Reset()
-	if err := o.printUsage(t.Context(), source, 0); !errors.Is(err, errUnreached) || !strings.Contains(out.String(), "connection refused") {
+	if err := o.printUsage(t.Context(), source); !errors.Is(err, errUnreached) || !strings.Contains(out.String(), "connection refused") {
 		t.Errorf("no node answers: %v\n%s", err, out.String())
 	}
 }
@@ -248,7 +248,7 @@ func TestUsageByPortForward(t *testing.T) {
 
 func TestUsageWatch(t *testing.T) {
 	out, errOut := newOutput(), newOutput()
-	o := &options{watch: true}
+	o := &options{watch: true, pause: time.Millisecond}
 	o.streams.Out, o.streams.ErrOut = out, errOut
 	o.connection = genericclioptions.NewConfigFlags(true)
 	readings := 0
@@ -261,7 +261,7 @@ func TestUsageWatch(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- o.printUsage(ctx, source, time.Millisecond) }()
+	go func() { ended <- o.printUsage(ctx, source) }()
 	out.waitFor(t, "second reading", func(text string) bool {
 		return strings.Contains(text, "========") && strings.Contains(text, "GPU0  2 ")
 	})
