@@ -92,24 +92,6 @@ func (a *allocator) InUse() map[int]gpu.Memory {
 	return held.InUse()
 }
 
-// KeepLimits makes sure that the containers of the record can be started again with their limits. No allocation is in progress meanwhile: its limit
-// is kept before it is in the record. While the checkpoint can't be read, the record can lack limits, so none is removed.
-func (a *allocator) KeepLimits() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var limits []uint64
-	for _, containers := range a.snapshots.record.Snapshot() {
-		for _, given := range containers {
-			for _, limit := range []uint64{given.Limit, given.NextLimit} {
-				if limit > 0 {
-					limits = append(limits, limit)
-				}
-			}
-		}
-	}
-	return a.isolator.backends.KeepLimits(limits, a.checkpoint.Readable())
-}
-
 // readAndDecide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both
 // can be out of date. The kubelet waits during the call.
 func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, preferred allocation.Preference) allocation.Decision {

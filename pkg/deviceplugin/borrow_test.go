@@ -131,13 +131,13 @@ func TestLimitOfNextStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, record, pods := t.TempDir(), allocation.NewRecord(nil), &runningPods{instance: "first"}
 			backends := isolation.NewBackends(isolation.Options{SpecDirs: []string{dir}})
-			a := &allocator{
-				checkpoint: &checkpoint{}, snapshots: &snapshots{record: record}, isolator: &isolator{backends: backends},
-			}
+			w := &limitWatch{record: record, backends: backends}
 			key := allocation.ContainerKey{UID: "uid-a", Name: "main"}
 			kept := func(when string, want ...uint64) {
 				t.Helper()
-				check.Must(t, a.KeepLimits())
+				if w.Keep(t.Context(), false) {
+					t.Fatal("it fails")
+				}
 				var spec cdi.Spec
 				text, err := os.ReadFile(filepath.Join(dir, "gpushare.aliyun.com-memory-limit.json"))
 				if err = errors.Join(err, json.Unmarshal(text, &spec)); err != nil {
@@ -163,7 +163,7 @@ func TestLimitOfNextStart(t *testing.T) {
 			}
 			pods.instance = "second"
 			record.Sync([]allocation.Entry{{ContainerKey: key, Allocation: next}}, time.Now(), pods)
-			kept("after its start", 4<<30)
+			kept("after its start", 4<<30, 8<<30) // Devices are never removed.
 		})
 	}
 }

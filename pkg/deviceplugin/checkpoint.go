@@ -155,13 +155,6 @@ type checkpoint struct {
 	problem string
 }
 
-// Readable reports whether the file could be read last, or doesn't exist.
-func (c *checkpoint) Readable() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.problem == ""
-}
-
 // Run updates the record until ctx ends. No allocation waits for it: with the smallest unit the file has several megabytes, and
 // the kubelet writes it after each allocation while the next one waits.
 func (c *checkpoint) Run(ctx context.Context) error {

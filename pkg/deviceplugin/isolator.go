@@ -54,7 +54,6 @@ type isolator struct {
 	mu sync.Mutex
 	// known is true once the Node object was read. Before that no mode is in force.
 	known bool
-	node  isolation.Node
 	// label is the node's label, which takes precedence; nil if it has none. configured is the mode of a node without it.
 	label      *string
 	configured isolation.Mode
@@ -65,7 +64,7 @@ type isolator struct {
 	answers map[string]answer
 }
 
-// SetNode reads the node's label and versions.
+// SetNode reads the node's label.
 func (i *isolator) SetNode(node *corev1.Node) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -73,8 +72,6 @@ func (i *isolator) SetNode(node *corev1.Node) {
 	if label, labelled := node.Labels[protocol.LabelIsolation]; labelled {
 		i.label = &label
 	}
-	info := node.Status.NodeInfo
-	i.node = isolation.Node{KubeletVersion: info.KubeletVersion, Runtime: info.ContainerRuntimeVersion}
 	i.refresh()
 }
 
@@ -139,7 +136,7 @@ func (i *isolator) ready(card gpu.Card) error {
 	if i.invalid != nil {
 		return i.invalid
 	}
-	err := i.backends.Of(i.mode).Ready(i.node, i.card(card))
+	err := i.backends.Of(i.mode).Ready(i.card(card))
 	if err != nil && i.mode.Rules().Limits {
 		err = fmt.Errorf("isolation mode %s: %w", i.mode, err)
 	}

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
@@ -396,9 +399,31 @@ func TestSpecificationRemoved(t *testing.T) {
 	specification := filepath.Join(b.isolation.specs, "gpushare.aliyun.com-memory-limit.json")
 	check.Must(t, os.Remove(specification))
 	await.True(t, "the specification", func() bool { _, err := os.Stat(specification); return err == nil })
-	b.delete(p, pod)
-	await.True(t, "the specification to be removed, since no container needs it", func() bool {
-		_, err := os.Stat(specification)
-		return errors.Is(err, os.ErrNotExist)
-	})
+}
+
+// TestLimitsNotKept: a directory that can't be written for long is logged once.
+func TestLimitsNotKept(t *testing.T) {
+	dir, record := filepath.Join(t.TempDir(), "cdi"), allocation.NewRecord(nil)
+	record.Add(allocation.ContainerKey{UID: "uid-a", Name: "main"}, allocation.Allocation{Limit: 2 << 30})
+	w := &limitWatch{record: record, backends: isolation.NewBackends(isolation.Options{SpecDirs: []string{dir}})}
+	var log bytes.Buffer
+	ctx, failing := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))), false
+	for _, step := range []struct {
+		what  string
+		do    func(string) error
+		fails bool
+		lines int
+	}{
+		{"the directory is missing", os.RemoveAll, true, 1},
+		{"it is there", func(dir string) error { return os.Mkdir(dir, 0o755) }, false, 1},
+		{"it is missing again", os.RemoveAll, true, 2},
+	} {
+		check.Must(t, step.do(dir))
+		for range 3 {
+			failing = w.Keep(ctx, failing)
+		}
+		if got := strings.Count(log.String(), "Could not keep"); failing != step.fails || got != step.lines {
+			t.Errorf("%s: fails %t, %d lines, want %t, %d", step.what, failing, got, step.fails, step.lines)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	events "k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
@@ -21,6 +24,8 @@ type limitWatch struct {
 	record  *allocation.Record
 	events  events.EventRecorder
 	metrics *metrics
+	// backends keep what containers need to start again with their limits.
+	backends *isolation.Backends
 	// checkInForce returns why a limit of this mode on the card of this index may not be in force; nil if it is.
 	checkInForce func(mode string, card int) error
 	// annotate is called for each pod whose annotation may have to change.
@@ -40,6 +45,26 @@ func (w *limitWatch) Isolation(uid gpu.PodUID) (state protocol.PodIsolation, ok 
 	defer w.mu.Unlock()
 	state, ok = w.found[uid]
 	return state, ok
+}
+
+// Keep makes sure that the containers of the record can be started again with their limits, and reports whether that fails. The log has only the
+// first of several failures, which failing tells apart.
+func (w *limitWatch) Keep(ctx context.Context, failing bool) bool {
+	var limits []uint64
+	for _, containers := range w.record.Snapshot() {
+		for _, given := range containers {
+			for _, limit := range []uint64{given.Limit, given.NextLimit} {
+				if limit > 0 {
+					limits = append(limits, limit)
+				}
+			}
+		}
+	}
+	err := w.backends.KeepLimits(limits)
+	if err != nil && !failing {
+		klog.FromContext(ctx).Error(err, "Could not keep the CDI specification of limits up to date, trying again")
+	}
+	return err != nil
 }
 
 // Update reports the limits that are not in force. The cgroup of a container that has ended is gone before the API server shows that,

@@ -122,7 +122,7 @@ func New(o Options) (*Plugin, error) {
 func (p *Plugin) addAnnotator(record *allocation.Record, queue annotationQueue) error {
 	o := &p.options
 	p.limits = &limitWatch{
-		pods: p.pods, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, annotate: queue.Add,
+		pods: p.pods, backends: p.isolator.backends, checkInForce: p.isolator.CheckInForce, record: record, events: o.Events, metrics: p.metrics, annotate: queue.Add,
 	}
 	p.overuse = &overuseWatch{
 		pods: p.pods, cards: p.cards, record: record, events: o.Events, metrics: p.metrics, annotate: queue.Add, tracker: usage.NewOveruse(o.Overuse),
@@ -298,11 +298,8 @@ func (p *Plugin) work(ctx context.Context) error {
 // keepLimits makes sure that the containers that were given a limit can be started again with it, in whatever mode the node is now, until
 // ctx ends. Other programs can remove the specification of limits.
 func (p *Plugin) keepLimits(ctx context.Context) error {
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		if err := p.allocator.KeepLimits(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not keep the CDI specification of limits up to date, trying again")
-		}
-	}, recheckInterval)
+	failing := false
+	wait.UntilWithContext(ctx, func(ctx context.Context) { failing = p.limits.Keep(ctx, failing) }, recheckInterval)
 	return nil
 }
 

@@ -6,14 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 )
 
 // newSuffix follows in the name of a file that is being written. Container runtimes read CDI specifications whose names end with .json or .yaml.
 const newSuffix = ".new-"
-
-// leftoverAge is the age from which a new file is one that was never renamed: writing takes milliseconds.
-const leftoverAge = time.Minute
 
 // Replace replaces the file, or creates it. All users can read it. It isn't synced: it need not survive a crash of the machine.
 func Replace(path string, data []byte) (err error) {
@@ -31,17 +27,6 @@ func Replace(path string, data []byte) (err error) {
 		return err
 	}
 	return os.Rename(file.Name(), path)
-}
-
-// RemoveLeftovers removes what calls of Replace for the path left whose process was killed.
-func RemoveLeftovers(path string) (err error) {
-	names, _ := filepath.Glob(path + newSuffix + "*") // The pattern is valid.
-	for _, name := range names {
-		if info, failed := os.Stat(name); failed == nil && time.Since(info.ModTime()) > leftoverAge {
-			err = errors.Join(err, os.Remove(name))
-		}
-	}
-	return err
 }
 
 // Same reports whether both are one file in the same state. A new file can get the inode of a deleted one. Both can be nil.

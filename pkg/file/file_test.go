@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/gpushare/gpushare/test/check"
 )
@@ -32,23 +31,5 @@ func TestReplace(t *testing.T) {
 	err := Replace(path, nil)
 	if entries, _ := os.ReadDir(dir); err == nil || len(entries) != 1 {
 		t.Errorf("%v, %v, want an error and no new file", err, entries)
-	}
-}
-
-func TestRemoveLeftovers(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "f.json")
-	old, fresh := path+newSuffix+"1", path+newSuffix+"2"
-	for _, name := range []string{path, old, fresh} {
-		check.Must(t, os.WriteFile(name, nil, 0o600))
-	}
-	past := time.Now().Add(-time.Hour)
-	for _, name := range []string{path, old} {
-		check.Must(t, os.Chtimes(name, past, past))
-	}
-	check.Must(t, RemoveLeftovers(path))
-	for name, want := range map[string]bool{path: true, old: false, fresh: true} { // Another writer may be writing the fresh one.
-		if _, err := os.Stat(name); (err == nil) != want {
-			t.Errorf("%s exists: %t, want %t", name, err == nil, want)
-		}
 	}
 }

@@ -1,13 +1,10 @@
 package isolation
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // Options are the places of a node's files.
@@ -68,7 +65,7 @@ func (d *driver) LimitOf(edits Edits) (limit uint64, limited bool) {
 }
 
 // Ready implements Backend. Only one goroutine may call it at a time.
-func (d *driver) Ready(node Node, card Card) error {
+func (d *driver) Ready(card Card) error {
 	switch {
 	case !exists(filepath.Join(d.cgroups, "cgroup.controllers")):
 		return fmt.Errorf("%s is not cgroup v2", d.cgroups)
@@ -78,35 +75,10 @@ func (d *driver) Ready(node Node, card Card) error {
 	if err := d.daemons.left(card); err != nil {
 		return err
 	}
-	if err := takesCDI(node); err != nil {
-		return err
-	}
 	if err := d.limits.Check(); err != nil {
 		return err
 	}
 	return d.hasHook(card)
-}
-
-// takesCDI returns why kubelet or container runtime don't take CDI devices from a device plugin. containerd 1.7 does only if it is
-// configured, which the Node object doesn't show.
-func takesCDI(node Node) error {
-	if older(node.KubeletVersion, 29) {
-		return fmt.Errorf("kubelet %s takes no CDI devices: 1.29 is needed", node.KubeletVersion)
-	}
-	name, release, _ := strings.Cut(node.Runtime, "://")
-	switch {
-	case name == "containerd" && older(release, 7):
-		return fmt.Errorf("containerd %s takes no CDI devices: 1.7 is needed", release)
-	case name == "docker":
-		return errors.New("cri-dockerd takes no CDI devices")
-	}
-	return nil
-}
-
-// older reports whether the text is a version and older than 1 and the minor version.
-func older(text string, minor uint) bool {
-	has, err := version.ParseGeneric(text)
-	return err == nil && has.LessThan(version.MajorMinor(1, minor))
 }
 
 // hasHook returns why the runtime would not run NVIDIA's hook for the card.

@@ -46,7 +46,6 @@ containerEdits:
 type machine struct {
 	cgroups, etc, run string
 	backend           Backend
-	node              Node
 	card              Card
 }
 
@@ -54,7 +53,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{
 		cgroups: t.TempDir(), etc: t.TempDir(), run: t.TempDir(),
-		node: Node{KubeletVersion: "v1.36.3", Runtime: "containerd://2.1.0"}, card: Card{UUID: "GPU-a", Device: "GPU-a"},
+		card: Card{UUID: "GPU-a", Device: "GPU-a"},
 	}
 	m.write(t, filepath.Join(m.cgroups, "cgroup.controllers"), "memory")
 	m.write(t, filepath.Join(m.etc, "nvidia.yaml"), toolkitSpec)
@@ -76,12 +75,6 @@ func TestDriverReady(t *testing.T) {
 		"cgroup v1":                     {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
 		"an old driver":                 {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
 		"a card that mode mps has left": {func(m *machine) { m.card.Compute.Mode = prohibited }, "its compute mode is PROHIBITED"},
-		"an old kubelet":                {func(m *machine) { m.node.KubeletVersion = "v1.28.9" }, "kubelet v1.28.9 takes no CDI devices"},
-		"an old containerd":             {func(m *machine) { m.node.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
-		"containerd 1.7 can":            {func(m *machine) { m.node.Runtime = "containerd://1.7.27" }, ""},
-		"CRI-O can":                     {func(m *machine) { m.node.Runtime = "cri-o://1.33.0" }, ""},
-		"Docker":                        {func(m *machine) { m.node.Runtime = "docker://28.0.1" }, "cri-dockerd takes no CDI devices"},
-		"a version of no known form":    {func(m *machine) { m.node.Runtime = "containerd://main" }, ""},
 		"no specification":              {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
 		"two specifications of one directory": {func(m *machine) { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
 			"conflicting device \"nvidia.com/gpu=GPU-a\" (specs \""},
@@ -98,7 +91,7 @@ func TestDriverReady(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			test.change(m)
-			err := m.backend.Ready(m.node, m.card)
+			err := m.backend.Ready(m.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -128,7 +121,7 @@ func TestCardsByCDI(t *testing.T) {
 			} {
 				change()
 				await.True(t, fmt.Sprintf("mode %s, cards by CDI %t: %q", mode, byCDI, want[i]), func() bool {
-					err := backend.Ready(m.node, m.card)
+					err := backend.Ready(m.card)
 					return (err == nil) == (want[i] == "") && (err == nil || strings.Contains(err.Error(), want[i]))
 				})
 			}
@@ -141,7 +134,7 @@ func TestDriverReadyAgain(t *testing.T) {
 	m := newMachine(t)
 	ready := func(want bool, what string) {
 		t.Helper()
-		await.True(t, what, func() bool { return (m.backend.Ready(m.node, m.card) == nil) == want })
+		await.True(t, what, func() bool { return (m.backend.Ready(m.card) == nil) == want })
 	}
 	ready(true, "at first")
 	broken := filepath.Join(m.run, "nvidia.json")
@@ -153,7 +146,7 @@ func TestDriverReadyAgain(t *testing.T) {
 	link := filepath.Join(m.etc, "link.yaml")
 	check.Must(t, os.Symlink("/usr/share/nvidia.yaml", link))
 	await.True(t, "a reason that names the files that can't be read", func() bool {
-		err := m.backend.Ready(m.node, m.card)
+		err := m.backend.Ready(m.card)
 		return err != nil && strings.Contains(err.Error(), broken) && strings.Contains(err.Error(), link)
 	})
 }

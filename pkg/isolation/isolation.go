@@ -70,9 +70,6 @@ type Edits struct {
 // Mount is a directory of the machine in a container.
 type Mount struct{ HostPath, ContainerPath string }
 
-// Node is what a backend knows of the node from its Node object.
-type Node struct{ KubeletVersion, Runtime string }
-
 // Backend implements a mode. A new mode needs:
 //
 //  1. Its name and rules in pkg/protocol/isolation.go. Filter, diagnosis, page and kubectl inspect ask these. Rules that only MPS has had so far
@@ -86,7 +83,7 @@ type Node struct{ KubeletVersion, Runtime string }
 //  6. docs/limits.md, docs/node.md and the help of --isolation.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
-	Ready(node Node, card Card) error
+	Ready(card Card) error
 	// Apply returns what a container with these shares gets.
 	Apply(shares []Share) (Edits, error)
 	// LimitOf reports whether a container with these edits is limited by the mode, also if an earlier version of the plugin made them. limit is what
@@ -141,13 +138,8 @@ func (b *Backends) ModeOf(edits Edits) (mode Mode, limit uint64) {
 }
 
 // KeepLimits makes sure that containers can be started again that have these limits, which LimitOf returned: other programs can remove the
-// specification of limits. all is false if other containers can have others.
-func (b *Backends) KeepLimits(limits []uint64, all bool) error {
-	if all {
-		return b.limits.Set(limits...)
-	}
-	return b.limits.Add(limits...)
-}
+// specification of limits.
+func (b *Backends) KeepLimits(limits []uint64) error { return b.limits.Add(limits...) }
 
 // ServerPIDs returns the IDs of the processes whose memory on the card is used by no container in particular: those of its MPS daemon. Without a
 // supervisor there is none, and others can have the process IDs.
@@ -166,8 +158,8 @@ type byCDI struct {
 }
 
 // Ready implements Backend.
-func (b byCDI) Ready(node Node, card Card) error {
-	if err := b.Backend.Ready(node, card); err != nil {
+func (b byCDI) Ready(card Card) error {
+	if err := b.Backend.Ready(card); err != nil {
 		return err
 	}
 	_, err := b.devices.hooks(CardKind + "=" + card.Device)
@@ -181,7 +173,7 @@ type none struct {
 }
 
 // Ready implements Backend. It rejects a card that mode mps has left in its compute mode.
-func (n none) Ready(_ Node, card Card) error { return n.daemons.left(card) }
+func (n none) Ready(card Card) error { return n.daemons.left(card) }
 
 // noLimits is what a Backend does that limits nothing. A mode embeds it for what the mode doesn't need.
 type noLimits struct{}

@@ -21,7 +21,8 @@ import (
 
 // The specification of limits has a CDI device for each limit that a container was given. A device sets only environment
 // variables, which NVIDIA's hook reads. A runtime applies CDI devices after the container's own environment, so no pod can set them
-// to something else. A container that restarts needs the device that it was given.
+// to something else. A container that restarts needs the device that it was given, so devices are never removed: there are few different limits, and a
+// restart of the machine empties the directory.
 const (
 	limitKind = "gpushare.aliyun.com/memory-limit"
 	limitFile = "gpushare.aliyun.com-memory-limit.json"
@@ -77,41 +78,21 @@ type limitSpec struct {
 func (s *limitSpec) Add(limits ...uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.replace(limits, false)
-}
-
-// Set makes sure that the specification has devices for these limits in bytes and no others, and removes what a writer has left that was killed.
-// Without limits there is no file.
-func (s *limitSpec) Set(limits ...uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Join(s.replace(limits, true), file.RemoveLeftovers(s.path()))
-}
-
-// replace replaces the file if it lacks one of the limits, or if all is true and it has others. The caller holds mu.
-func (s *limitSpec) replace(limits []uint64, all bool) error {
 	has, err := s.read()
 	if err != nil {
 		return err
 	}
-	wanted := maps.Clone(has)
-	if all {
-		clear(wanted)
-	}
+	before := len(has)
 	for _, limit := range limits {
 		if _, err := limitDevice(limit); err != nil {
 			return err
 		}
-		wanted[limit] = true
+		has[limit] = true
 	}
-	switch {
-	case maps.Equal(has, wanted):
-	case len(wanted) == 0:
-		err = os.Remove(s.path())
-	default:
-		err = s.write(wanted)
+	if len(has) == before {
+		return nil
 	}
-	if err != nil {
+	if err := s.write(has); err != nil {
 		return fmt.Errorf("writing the CDI specification of limits: %w", err)
 	}
 	return nil

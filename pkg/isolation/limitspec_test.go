@@ -2,12 +2,10 @@ package isolation
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
@@ -87,36 +85,6 @@ func TestLimitSpec(t *testing.T) {
 	}
 	if err := (&limitSpec{dir: filepath.Join(dir, "nowhere")}).Add(mebibyte); err == nil {
 		t.Error("no error without the directory")
-	}
-}
-
-// Set leaves the devices that are needed, and no others.
-func TestLimitSpecSet(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, limitFile)
-	leftover := path + ".new-1"
-	check.Must(t, os.WriteFile(leftover, nil, 0o600))
-	check.Must(t, os.Chtimes(leftover, time.Time{}, time.Now().Add(-time.Hour)))
-	spec := &limitSpec{dir: dir}
-	check.Must(t, spec.Set())
-	if exists(leftover) {
-		t.Error("the file of a killed writer is left")
-	}
-	for _, test := range []struct {
-		name   string
-		before func() error
-		limits []uint64
-		want   map[string][]string
-	}{
-		{"two limits", func() error { return nil }, []uint64{1 << 30, 2 * mebibyte}, map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB}},
-		{"the file was removed", func() error { return os.Remove(path) }, []uint64{1 << 30, 2 * mebibyte}, map[string][]string{"1024Mi": oneGiB, "2Mi": twoMiB}},
-		{"one limit less", func() error { return nil }, []uint64{2 * mebibyte}, map[string][]string{"2Mi": twoMiB}},
-	} {
-		check.Must(t, errors.Join(test.before(), spec.Set(test.limits...)))
-		check.Equal(t, test.name, test.want, specOf(t, dir))
-	}
-	if err := spec.Set(); err != nil || exists(path) {
-		t.Errorf("without limits there is a file: %v", err)
 	}
 }
 

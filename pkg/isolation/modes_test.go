@@ -32,7 +32,7 @@ func TestUsable(t *testing.T) {
 				}
 			}
 			got := ""
-			if err := NewBackends(Options{MPS: dir}).Of(None).Ready(Node{}, Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
+			if err := NewBackends(Options{MPS: dir}).Of(None).Ready(Card{UUID: "GPU-a", Compute: Compute{Mode: test.mode}}); err != nil {
 				got = err.Error()
 			}
 			if test.want != "" {

@@ -190,7 +190,7 @@ func MPSCapable(major, minor int) error {
 }
 
 // Ready implements Backend.
-func (m mps) Ready(_ Node, card Card) error {
+func (m mps) Ready(card Card) error {
 	switch {
 	case card.Unreadable != nil:
 		return card.Unreadable

@@ -40,7 +40,7 @@ func TestMPSReady(t *testing.T) {
 			if test.status != nil {
 				check.Must(t, errors.Join(os.Mkdir(filepath.Join(string(dir), "GPU-a"), 0o755), dir.WriteStatus("GPU-a", *test.status)))
 			}
-			err := NewBackends(Options{MPS: dir}).Of(MPS).Ready(Node{}, test.card)
+			err := NewBackends(Options{MPS: dir}).Of(MPS).Ready(test.card)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
