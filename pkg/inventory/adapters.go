@@ -147,13 +147,9 @@ type adapterReader struct {
 // adapterPatience is the longest time that a step waits for the adapters.
 const adapterPatience = time.Second
 
-// adapters returns the adapters that read finds, or those of the last read if this one takes longer than adapterPatience. No two reads overlap.
+// adapters returns the adapters that read finds, or an earlier call of it that has ended since. If it takes longer than adapterPatience, those of the
+// last read count. No two reads overlap.
 func (r *adapterReader) adapters(ctx context.Context, read func() []adapter) []adapter {
-	select {
-	case r.last = <-r.reading: // It may be old, so the adapters are read again.
-		r.reading = nil
-	default:
-	}
 	started := r.reading == nil
 	if started {
 		r.reading = beside(read)

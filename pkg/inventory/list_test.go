@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -29,11 +28,22 @@ var mixedCards = []fakenvml.Card{
 	{UUID: "GPU-10", Model: "NVIDIA A100-SXM4-40GB", MiB: 40960, State: "mig", Options: []string{"memory=denied"}},
 }
 
+// listOnce returns what a monitor publishes after its first step.
+func listOnce(ctx context.Context, o Options) (State, error) {
+	o = o.withDefaults()
+	reader, roster := &reader{options: o}, newRoster(o)
+	defer reader.close()
+	observed := reader.step(ctx, nil)
+	roster.adapters = observed.adapters
+	roster.list(observed.devices, o.Clock.Now())
+	return roster.state(), observed.err
+}
+
 func TestList(t *testing.T) {
 	onMachine(t, mixedCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func(what string, unit gpu.Unit, want State) {
 			t.Helper()
-			got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
+			got, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
 			must(t, err)
 			expect(t, what, want, got)
 		}
@@ -61,7 +71,7 @@ func TestList(t *testing.T) {
 func TestListOldDriver(t *testing.T) {
 	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
 	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
-		got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
+		got, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
 		must(t, err)
 		expect(t, "state", State{Unit: gpu.MiB, Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
 	}, fakenvml.Old)
@@ -74,9 +84,9 @@ func TestListWithoutLibrary(t *testing.T) {
 		"a library that is not NVML": "libm.so.6",
 	} {
 		t.Run(name, func(t *testing.T) {
-			state, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
+			state, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			if !errors.Is(err, ErrNoLibrary) {
-				t.Errorf("List() = %v, %v; want %v", state, err, ErrNoLibrary)
+				t.Errorf("got %v, %v; want %v", state, err, ErrNoLibrary)
 			}
 			t.Log(err)
 		})
@@ -85,9 +95,9 @@ func TestListWithoutLibrary(t *testing.T) {
 
 func TestListIncompleteLibrary(t *testing.T) {
 	onMachine(t, mixedCards[:1], func(t *testing.T, library string, _ fakenvml.Machine) {
-		_, err := List(t.Context(), Options{Library: library})
+		_, err := listOnce(t.Context(), Options{Library: library})
 		if !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "nvmlEventSetWait") {
-			t.Errorf("List() = %v, want %v", err, ErrNoLibrary)
+			t.Errorf("got %v, want %v", err, ErrNoLibrary)
 		}
 	}, "-DnvmlEventSetWait_v2=nvmlAnotherFunction")
 }
@@ -95,7 +105,7 @@ func TestListIncompleteLibrary(t *testing.T) {
 func TestListWithBadDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func() error {
-			_, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
+			_, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			return err
 		}
 		if err := list(); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) {
@@ -104,29 +114,6 @@ func TestListWithBadDriver(t *testing.T) {
 		must(t, os.WriteFile(machine.CardsFile, []byte("nonsense\n"), 0o644))
 		if err := list(); !errors.Is(err, nvml.ERROR_UNKNOWN) {
 			t.Errorf("with a broken driver: %v, want %v", err, nvml.ERROR_UNKNOWN)
-		}
-	})
-}
-
-// A call into a driver that hangs can't be canceled, so each of the following tests has its own process.
-
-func TestListCanceled(t *testing.T) {
-	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
-		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := List(ctx, Options{Library: library}); !errors.Is(err, context.Canceled) {
-			t.Errorf("List() = %v, want %v", err, context.Canceled)
-		}
-	})
-}
-
-func TestListTimeout(t *testing.T) {
-	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
-		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
-		_, err := List(t.Context(), Options{Library: library, AnswerTimeout: time.Millisecond})
-		if want := "waiting for the NVIDIA driver: no answer for 1ms"; err == nil || err.Error() != want {
-			t.Errorf("List() = %v, want %v", err, want)
 		}
 	})
 }
