@@ -70,9 +70,6 @@ func (s *Session) Close() error { return s.driver.close() }
 
 // Compute returns a card's compute capability and mode.
 func (s *Session) Compute(uuid string) (Compute, error) {
-	if !s.driver.hasModes {
-		return Compute{}, ErrUnsupported
-	}
 	handle, err := s.card(uuid)
 	if err != nil {
 		return Compute{}, err
@@ -87,9 +84,6 @@ func (s *Session) Compute(uuid string) (Compute, error) {
 
 // SetComputeMode sets a card's compute mode, which only root can do.
 func (s *Session) SetComputeMode(uuid string, mode ComputeMode) error {
-	if !s.driver.hasModes {
-		return ErrUnsupported
-	}
 	handle, err := s.card(uuid)
 	if err != nil {
 		return err

@@ -70,8 +70,8 @@ func (a recoveryAction) err() error {
 	return unusable(fmt.Sprintf("the driver asks for recovery action %d", a))
 }
 
-// requiredSymbols are the functions that are called without a further check. They are looked up when the library is
-// opened, because the bindings end the process if a symbol is missing.
+// requiredSymbols are the functions that are called without a further check; of some the bindings call a later version (_v2, _v3) if the library has
+// it. Drivers have all of them since R460. They are looked up when the library is opened, because the bindings end the process if a symbol is missing.
 var requiredSymbols = []string{
 	"nvmlInit_v2",
 	"nvmlShutdown",
@@ -80,39 +80,30 @@ var requiredSymbols = []string{
 	"nvmlDeviceGetHandleByIndex_v2",
 	"nvmlDeviceGetUUID",
 	"nvmlDeviceGetName",
+	"nvmlDeviceGetPciInfo",
 	"nvmlDeviceGetMemoryInfo",
+	"nvmlDeviceGetMemoryAffinity",
+	"nvmlDeviceGetMigMode",
+	"nvmlDeviceGetFieldValues",
+	"nvmlDeviceGetTopologyCommonAncestor",
+	"nvmlDeviceGetP2PStatus",
+	"nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetComputeMode",
+	"nvmlDeviceSetComputeMode",
+	"nvmlDeviceGetComputeRunningProcesses",
+	"nvmlDeviceGetGraphicsRunningProcesses",
+	"nvmlDeviceGetMPSComputeRunningProcesses",
 	"nvmlDeviceGetSupportedEventTypes",
 	"nvmlDeviceRegisterEvents",
 	"nvmlEventSetCreate",
 	"nvmlEventSetFree",
+	"nvmlEventSetWait",
 }
 
-// One version of this function is required. The bindings call the newest that the library has; drivers before R450 have only the first.
+// Symbols that only newer drivers have: R510, and R615 for limits.
 const (
-	symbolWait   = "nvmlEventSetWait"
-	symbolWaitV2 = "nvmlEventSetWait_v2"
-)
-
-// Symbols that only newer drivers have. Without one of them, the value that it would return is unknown.
-const (
-	symbolMemoryAffinity = "nvmlDeviceGetMemoryAffinity"
-	symbolMIGMode        = "nvmlDeviceGetMigMode"
-	symbolFieldValues    = "nvmlDeviceGetFieldValues"
-	symbolMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
-	symbolPCIInfo        = "nvmlDeviceGetPciInfo_v3"
-	symbolGetLimits      = "nvmlDeviceGetMemoryLimits_v1"
-	symbolSetLimits      = "nvmlDeviceSetMemoryLimits_v1"
-)
-
-// symbolsMode are the functions for MPS.
-var symbolsMode = []string{"nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"}
-
-// Functions of which each driver has one version at least; old ones have none for clients of MPS. The bindings call the newest one that the
-// library has.
-const (
-	symbolCompute  = "nvmlDeviceGetComputeRunningProcesses"
-	symbolMPS      = "nvmlDeviceGetMPSComputeRunningProcesses"
-	symbolGraphics = "nvmlDeviceGetGraphicsRunningProcesses"
+	symbolMemoryInfo = "nvmlDeviceGetMemoryInfo_v2"
+	symbolSetLimits  = "nvmlDeviceSetMemoryLimits_v1"
 )
 
 // device is the state of one card as the driver reports it in one listing.
@@ -141,8 +132,8 @@ type device struct {
 // driver is an initialized NVML session. It has no lock: only one goroutine may use it at a time.
 type driver struct {
 	lib nvml.Interface
-	// hasAffinity, hasMIG, … report whether the library has the function.
-	hasAffinity, hasMIG, hasFields, hasMemoryInfo, hasLimits, hasModes, hasCompute, hasGraphics, hasMPS, hasAncestor, hasP2P, hasPCI bool
+	// hasMemoryInfo and hasLimits report whether the library has the functions that only newer drivers have.
+	hasMemoryInfo, hasLimits bool
 
 	// watched holds the UUIDs of the cards for which a watch was set up; nil without a watch. set is its event set; nil if
 	// none of the cards reports events. uuids maps the handles of the cards in set to their UUIDs.
@@ -164,32 +155,15 @@ func openDriver(path string) (*driver, error) {
 		return nil, fmt.Errorf("%w: %w", ErrNoLibrary, err)
 	}
 	defer func() { _ = library.Close() }() // the bindings open the library themselves
-	has := func(symbol string) bool { return library.Lookup(symbol) == nil }
-	hasVersion := func(symbol string) bool { return has(symbol) || has(symbol+"_v2") || has(symbol+"_v3") }
-	required := slices.Clone(requiredSymbols)
-	if !has(symbolWaitV2) {
-		required = append(required, symbolWait)
+	has := func(symbol string) bool {
+		return slices.ContainsFunc([]string{"", "_v2", "_v3"}, func(version string) bool { return library.Lookup(symbol+version) == nil })
 	}
-	for _, symbol := range required {
-		if err := library.Lookup(symbol); err != nil {
-			return nil, fmt.Errorf("%w: %s is not the NVIDIA driver library, or too old: %w", ErrNoLibrary, path, err)
+	for _, symbol := range requiredSymbols {
+		if !has(symbol) {
+			return nil, fmt.Errorf("%w: %s is not the NVIDIA driver library, or too old: it has no %s", ErrNoLibrary, path, symbol)
 		}
 	}
-	d := &driver{
-		lib:           nvml.New(nvml.WithLibraryPath(path)),
-		hasAffinity:   has(symbolMemoryAffinity),
-		hasMIG:        has(symbolMIGMode),
-		hasFields:     has(symbolFieldValues),
-		hasMemoryInfo: has(symbolMemoryInfo),
-		hasLimits:     has(symbolGetLimits) && has(symbolSetLimits),
-		hasModes:      !slices.ContainsFunc(symbolsMode, func(symbol string) bool { return !has(symbol) }),
-		hasCompute:    hasVersion(symbolCompute),
-		hasGraphics:   hasVersion(symbolGraphics),
-		hasMPS:        hasVersion(symbolMPS),
-		hasAncestor:   has(symbolAncestor),
-		hasP2P:        has(symbolP2P),
-		hasPCI:        has(symbolPCIInfo),
-	}
+	d := &driver{lib: nvml.New(nvml.WithLibraryPath(path)), hasMemoryInfo: has(symbolMemoryInfo), hasLimits: has(symbolSetLimits)}
 	switch ret := d.lib.Init(); ret {
 	case nvml.SUCCESS:
 		return d, nil
@@ -220,7 +194,7 @@ func (d *driver) devices() ([]device, error) {
 		devices[i] = d.read(i)
 	}
 	rejectTwins(devices)
-	d.connect(devices)
+	connectAll(devices)
 	return devices, nil
 }
 
@@ -261,17 +235,13 @@ func (d *driver) read(index int) device {
 	if ret != nvml.SUCCESS {
 		c.model = "" // the model is for display only
 	}
-	c.numaNode = d.numaNode(c.handle)
-	if d.hasPCI {
-		if info, ret := c.handle.GetPciInfo(); ret == nvml.SUCCESS {
-			c.pciAddress = fmt.Sprintf("%04x:%02x:%02x.0", info.Domain, info.Bus, info.Device) // As in sysfs. A card is always function 0.
-		}
+	c.numaNode = numaNode(c.handle)
+	if info, ret := c.handle.GetPciInfo(); ret == nvml.SUCCESS {
+		c.pciAddress = fmt.Sprintf("%04x:%02x:%02x.0", info.Domain, info.Bus, info.Device) // As in sysfs. A card is always function 0.
 	}
-	if d.hasMIG {
-		// A card without MIG support returns NOT_SUPPORTED.
-		if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
-			c.err = errMIG
-		}
+	// A card without MIG support returns NOT_SUPPORTED.
+	if mode, _, ret := c.handle.GetMigMode(); ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE {
+		c.err = errMIG
 	}
 	memory, ret := c.handle.GetMemoryInfo()
 	switch {
@@ -287,18 +257,15 @@ func (d *driver) read(index int) device {
 	default:
 		return fail("reading its memory", ret)
 	}
-	c.recovery = d.recoveryAction(c.handle)
+	c.recovery = readRecoveryAction(c.handle)
 	if c.err == nil {
 		c.err = c.recovery.err()
 	}
 	return c
 }
 
-// recoveryAction returns the recovery action that the driver asks for; recoveryUnknown for drivers without this field.
-func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
-	if !d.hasFields {
-		return recoveryUnknown
-	}
+// readRecoveryAction returns the recovery action that the driver asks for; recoveryUnknown for drivers without this field.
+func readRecoveryAction(handle nvml.Device) recoveryAction {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	if handle.GetFieldValues(values) != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {
 		return recoveryUnknown
@@ -314,11 +281,8 @@ func (d *driver) recoveryAction(handle nvml.Device) recoveryAction {
 
 // numaNode returns the NUMA node that is nearest to the card, or NoNUMANode if it is unknown or several are equally near.
 // nvmlDeviceGetNumaNodeId returns something else: the node that the card's own memory forms on some machines.
-func (d *driver) numaNode(handle nvml.Device) int {
+func numaNode(handle nvml.Device) int {
 	const maxNodes = 1024 // the largest CONFIG_NODES_SHIFT of Linux
-	if !d.hasAffinity {
-		return gpu.NoNUMANode
-	}
 	set, ret := handle.GetMemoryAffinity(maxNodes, nvml.AFFINITY_SCOPE_NODE)
 	if ret != nvml.SUCCESS {
 		return gpu.NoNUMANode

@@ -68,15 +68,6 @@ func TestList(t *testing.T) {
 	})
 }
 
-func TestListOldDriver(t *testing.T) {
-	cards := []fakenvml.Card{{UUID: "GPU-0", Model: "Tesla K80", MiB: 11441, NUMANode: 1}}
-	onMachine(t, cards, func(t *testing.T, library string, _ fakenvml.Machine) {
-		got, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
-		must(t, err)
-		expect(t, "state", State{Unit: gpu.MiB, Cards: []gpu.Card{{UUID: "GPU-0", Model: "Tesla K80", Memory: 11441, NUMANode: gpu.NoNUMANode}}}, got)
-	}, fakenvml.Old)
-}
-
 func TestListWithoutLibrary(t *testing.T) {
 	for name, library := range map[string]string{
 		"no such file":               "/nonexistent/libnvidia-ml.so.1",

@@ -300,22 +300,6 @@ func TestMonitorBeforeTheCardsAreKnown(t *testing.T) {
 	})
 }
 
-// TestMonitorOldDriver: drivers before R450 have only the first version of nvmlEventSetWait.
-func TestMonitorOldDriver(t *testing.T) {
-	cards := []fakenvml.Card{{UUID: "GPU-a", Model: "V100", MiB: 16276}}
-	onMachine(t, cards, func(t *testing.T, library string, machine fakenvml.Machine) {
-		m := monitor(t, library)
-		state := func(reason string) State {
-			a := card(0, "GPU-a", reason)
-			a.NUMANode = gpu.NoNUMANode
-			return State{Unit: gpu.MiB, Cards: []gpu.Card{a}}
-		}
-		m.next("first", state(""))
-		xids(t, machine, "GPU-a", 48)
-		m.next("a Xid", state("Xid 48"))
-	}, fakenvml.Old)
-}
-
 // TestMonitorTwins: of two cards with one UUID only the first can be used, in each listing.
 func TestMonitorTwins(t *testing.T) {
 	onMachine(t, []fakenvml.Card{twoCards[0], twoCards[0], twoCards[1]}, func(t *testing.T, library string, machine fakenvml.Machine) {

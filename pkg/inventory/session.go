@@ -92,16 +92,12 @@ func (s *Session) Processes(uuid string) ([]Process, error) {
 	index := map[uint32]int{}
 	for _, list := range []struct {
 		what string
-		has  bool
 		call func() ([]nvml.ProcessInfo, nvml.Return)
 	}{
-		{"listing its compute processes", s.driver.hasCompute, handle.GetComputeRunningProcesses},
-		{"listing its graphics processes", s.driver.hasGraphics, handle.GetGraphicsRunningProcesses},
-		{"listing its clients of MPS", s.driver.hasMPS, handle.GetMPSComputeRunningProcesses},
+		{"listing its compute processes", handle.GetComputeRunningProcesses},
+		{"listing its graphics processes", handle.GetGraphicsRunningProcesses},
+		{"listing its clients of MPS", handle.GetMPSComputeRunningProcesses},
 	} {
-		if !list.has {
-			continue
-		}
 		infos, ret := list.call()
 		if ret == nvml.ERROR_NOT_SUPPORTED {
 			continue
@@ -119,9 +115,6 @@ func (s *Session) Processes(uuid string) ([]Process, error) {
 				out[i].Bytes = info.UsedGpuMemory
 			}
 		}
-	}
-	if !s.driver.hasCompute && !s.driver.hasGraphics {
-		return nil, fmt.Errorf("listing its processes: %w", ErrUnsupported)
 	}
 	return out, nil
 }

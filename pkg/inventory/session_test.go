@@ -102,5 +102,5 @@ func TestSessionOldDriver(t *testing.T) {
 			_, _, err = s.Memory("GPU-a")
 			expect(t, "the card's memory", nil, err)
 		})
-	}, fakenvml.Old)
+	}, fakenvml.BeforeR615, "-DnvmlDeviceGetMemoryInfo_v2=nvmlAnotherFunction")
 }

@@ -6,12 +6,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Symbols for the connections between cards, which old drivers don't have.
-const (
-	symbolAncestor = "nvmlDeviceGetTopologyCommonAncestor"
-	symbolP2P      = "nvmlDeviceGetP2PStatus"
-)
-
 // maxConnected bounds the number of cards whose connections are read: the driver is asked about each pair.
 const maxConnected = 64
 
@@ -25,10 +19,10 @@ type connection struct {
 // peers are the cards with which one card is connected, by UUID.
 type peers map[string]connection
 
-// connect reads how the cards that answer are connected with each other. A connection that can't be read counts as none: it matters only for
+// connectAll reads how the cards that answer are connected with each other. A connection that can't be read counts as none: it matters only for
 // the choice among sets of cards that fit equally well.
-func (d *driver) connect(devices []device) {
-	if len(devices) > maxConnected || !d.hasAncestor && !d.hasP2P {
+func connectAll(devices []device) {
+	if len(devices) > maxConnected {
 		return
 	}
 	for i := range devices {
@@ -37,7 +31,7 @@ func (d *driver) connect(devices []device) {
 			if !a.measurable() || !b.measurable() {
 				continue
 			}
-			if c := d.connection(a.handle, b.handle); c != (connection{}) {
+			if c := connectionOf(a.handle, b.handle); c != (connection{}) {
 				a.add(b.uuid, c)
 				b.add(a.uuid, c)
 			}
@@ -52,16 +46,12 @@ func (d *device) add(peer string, c connection) {
 	d.peers[peer] = c
 }
 
-// connection asks the driver how two cards are connected.
-func (d *driver) connection(a, b nvml.Device) (c connection) {
-	if d.hasP2P {
-		status, ret := a.GetP2PStatus(b, nvml.P2P_CAPS_INDEX_NVLINK)
-		c.nvlink = ret == nvml.SUCCESS && status == nvml.P2P_STATUS_OK
-	}
-	if d.hasAncestor {
-		level, ret := a.GetTopologyCommonAncestor(b)
-		c.pcieSwitch = ret == nvml.SUCCESS && level <= nvml.TOPOLOGY_SINGLE
-	}
+// connectionOf asks the driver how two cards are connected.
+func connectionOf(a, b nvml.Device) (c connection) {
+	status, ret := a.GetP2PStatus(b, nvml.P2P_CAPS_INDEX_NVLINK)
+	c.nvlink = ret == nvml.SUCCESS && status == nvml.P2P_STATUS_OK
+	level, ret := a.GetTopologyCommonAncestor(b)
+	c.pcieSwitch = ret == nvml.SUCCESS && level <= nvml.TOPOLOGY_SINGLE
 	return c
 }
 

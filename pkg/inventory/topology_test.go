@@ -86,17 +86,15 @@ var cmpConnection = cmp.AllowUnexported(connection{})
 // TestConnect: a connection that the driver doesn't report counts as none.
 func TestConnect(t *testing.T) {
 	for name, test := range map[string]struct {
-		driver driver
 		answer nvml.Return
 		want   connection
 	}{
-		"all answers":                  {driver{hasP2P: true, hasAncestor: true}, nvml.SUCCESS, connection{true, true}},
-		"a card that has no such link": {driver{hasP2P: true, hasAncestor: true}, nvml.ERROR_NOT_SUPPORTED, connection{}},
-		"an older library":             {driver{hasAncestor: true}, nvml.SUCCESS, connection{pcieSwitch: true}},
+		"all answers":                  {nvml.SUCCESS, connection{true, true}},
+		"a card that has no such link": {nvml.ERROR_NOT_SUPPORTED, connection{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := []device{{uuid: "a", handle: &linkedDevice{answer: test.answer}}, {uuid: "b"}, {uuid: "gone", err: errNoSuchCard}}
-			test.driver.connect(devices)
+			connectAll(devices)
 			expect(t, "the connection", test.want, devices[0].peers["b"], cmpConnection)
 			expect(t, "the connection of the other card", test.want, devices[1].peers["a"], cmpConnection)
 			expect(t, "a card that doesn't answer", peers(nil), devices[2].peers, cmpConnection)

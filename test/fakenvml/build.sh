@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the fake NVML: build.sh OUT/libnvidia-ml.so.1 [compiler flags]
-# -DFAKE_NVML_OLD omits the functions that old drivers don't have, -DFAKE_NVML_BEFORE_R615 only those for memory limits.
+# -DFAKE_NVML_BEFORE_R615 omits the functions for memory limits.
 set -eu
 
 out=${1:?usage: build.sh OUT/libnvidia-ml.so.1 [flags]}

@@ -33,11 +33,8 @@ const (
 //go:embed build.sh src
 var sources embed.FS
 
-// Old omits the functions that an old driver's library doesn't have, BeforeR615 only those for memory limits.
-const (
-	Old        = "-DFAKE_NVML_OLD"
-	BeforeR615 = "-DFAKE_NVML_BEFORE_R615"
-)
+// BeforeR615 omits the functions for memory limits.
+const BeforeR615 = "-DFAKE_NVML_BEFORE_R615"
 
 // ErrNoCompiler is the error for a missing C compiler.
 var ErrNoCompiler = errors.New("no C compiler")

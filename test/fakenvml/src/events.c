@@ -222,10 +222,6 @@ static long long now_ms(void)
 	return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-#ifdef FAKE_NVML_OLD /* drivers before R450 have the first version only */
-#define nvmlEventSetWait_v2 nvmlEventSetWait
-#endif
-
 EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout)
 {
 	const long long deadline = now_ms() + timeout;

@@ -7,10 +7,6 @@
 
 #include "abi.h"
 
-#ifdef FAKE_NVML_OLD /* the library of a still older driver */
-#define FAKE_NVML_BEFORE_R615
-#endif
-
 #define MAX_CARDS 64
 #define MAX_LINE 512
 #define UUID_SIZE 96 /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */

@@ -319,8 +319,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 	return ret;
 }
 
-#ifndef FAKE_NVML_OLD /* not in an old driver's library */
-
 /* The architecture follows from the compute capability, as in the CUDA documentation. */
 static const struct {
 	int major, minor; /* the first capability */
@@ -476,5 +474,3 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
 	}
 	return ret;
 }
-
-#endif
