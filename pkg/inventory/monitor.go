@@ -67,8 +67,7 @@ type Options struct {
 	Visit         func(*Session)
 	VisitInterval time.Duration
 
-	// Patience is how long Run continues although only a restart of the container can help: without a library if Library is empty, or
-	// without access to the driver's devices. The default is 5 minutes.
+	// Patience is how long Run continues although only a restart of the container can help. The default is 5 minutes.
 	Patience time.Duration
 
 	// SysfsRoot is the directory in which sysfs is mounted, where RDMA adapters are found; if it is empty, none are.
@@ -137,9 +136,8 @@ func New(options Options) *Monitor {
 // the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
 // the callee may keep the state, but must not change it. Only one Run may be active in a process at a time.
 //
-// Run returns an error if only a restart of the program helps: the driver was replaced while the old library was loaded, or for
-// Options.Patience there was no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is
-// published first.
+// Run returns an error if for Options.Patience only a restart of the program could have helped: the driver was replaced while the old library was
+// loaded, there is no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	r := m.newRun(klog.FromContext(ctx), publish)
 	var failure error
@@ -175,11 +173,12 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 // A call into a faulty driver may never return, so each step runs in its own goroutine. Only Run's loop uses the roster. Only the running step uses
 // the reader; the loop may use it between steps.
 type run struct {
-	monitor  *Monitor
-	logger   klog.Logger
-	reader   *reader
-	roster   *roster
-	hopeless hopeless
+	monitor *Monitor
+	logger  klog.Logger
+	reader  *reader
+	roster  *roster
+	// hopelessSince is since when steps have failed in a way that a retry can't fix; zero if the last one didn't.
+	hopelessSince time.Time
 	// settings are the latest ones that were returned by Options.Latest; nil before.
 	settings *Settings
 	// numbered is true once the cards of an earlier run are known, or if there was none.
@@ -193,7 +192,7 @@ func (m *Monitor) newRun(logger klog.Logger, publish func(State)) *run {
 	reader := &reader{options: m.options.withDefaults(), logger: logger}
 	roster := newRoster(reader.options)
 	return &run{
-		monitor: m, logger: logger, reader: reader, roster: roster, hopeless: hopeless{options: reader.options},
+		monitor: m, logger: logger, reader: reader, roster: roster,
 		numbered: m.options.Known == nil, publish: publish,
 	}
 }
@@ -246,7 +245,7 @@ func (r *run) apply(o *observation) error {
 		return nil
 	}
 	r.publishChange()
-	return r.hopeless.after(o.err, now)
+	return r.checkHopeless(o.err, now)
 }
 
 func (r *run) publishChange() {
@@ -289,56 +288,20 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	return cards
 }
 
-// hopeless detects failures of the driver that a retry can't fix.
-type hopeless struct {
-	options Options
-	// failure is the kind of failure that the last attempts had in common, and since when; empty if there is none.
-	failure failure
-	since   time.Time
-}
-
-// failure is a kind of failure that only a restart of the program's container can end.
-type failure string
-
-const (
-	failureMismatch  failure = "mismatch"
-	failureNoLibrary failure = "no library"
-	// failureNoAccess means that the program can't open the driver's devices. A container gets them when it starts, and can lose them while it
-	// runs: https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
-	failureNoAccess failure = "no access"
-)
-
-// failureOf returns the kind of a step's error; empty for nil and for errors that a retry can fix.
-func (h *hopeless) failureOf(err error) failure {
-	switch {
-	case errors.Is(err, errMismatch):
-		return failureMismatch
-	case errors.Is(err, ErrNoLibrary) && h.options.Library == "":
-		return failureNoLibrary
-	case errors.Is(err, nvml.ERROR_UNKNOWN), errors.Is(err, nvml.ERROR_NO_PERMISSION):
-		return failureNoAccess
-	}
-	return ""
-}
-
-// after records the result of a step, nil for success. It returns an error if the program must end. A mismatch is returned
-// only when a later attempt fails in the same way, so that the published reason can be read in the meantime.
-func (h *hopeless) after(err error, now time.Time) error {
-	if failure := h.failureOf(err); failure != h.failure {
-		h.failure, h.since = failure, now
-	}
-	lasts := now.Sub(h.since)
-	switch patient := lasts < h.options.Patience; {
-	case h.failure == failureMismatch && lasts > 0:
-		return err
-	case h.failure == failureNoLibrary && !patient:
-		return fmt.Errorf("%w; none for %v, and a container gets one only when it starts: if this node has an NVIDIA GPU, "+
-			"run this pod by NVIDIA's container runtime or mount the library (--nvml-library), else keep the pod off the node",
-			err, h.options.Patience)
-	case h.failure == failureNoAccess && !patient:
-		return fmt.Errorf("%w; for %v the driver's devices can't be used, and a container gets them only when it starts: this program ends "+
-			"to be restarted. systemctl daemon-reload can take them away from containers; CDI prevents that (docs/compatibility.md). "+
-			"If the error stays after a restart, run nvidia-smi on the node", err, h.options.Patience)
+// checkHopeless returns an error if the program must end, because steps have failed for Options.Patience in a way that a retry can't fix: only a new
+// container gets the driver's library, or its devices, which a container can lose while it runs
+// (https://github.com/NVIDIA/nvidia-container-toolkit/issues/48). err is that of the last step; nil for success.
+func (r *run) checkHopeless(err error, now time.Time) error {
+	noLibrary := errors.Is(err, ErrNoLibrary) && r.reader.options.Library == ""
+	noAccess := errors.Is(err, nvml.ERROR_UNKNOWN) || errors.Is(err, nvml.ERROR_NO_PERMISSION)
+	switch patience := r.reader.options.Patience; {
+	case !noLibrary && !noAccess && !errors.Is(err, errMismatch):
+		r.hopelessSince = time.Time{}
+	case r.hopelessSince.IsZero():
+		r.hopelessSince = now
+	case now.Sub(r.hopelessSince) >= patience:
+		return fmt.Errorf("%w; for %v the driver can't be used, and a container gets its library and devices only when it starts: this program ends to be "+
+			"restarted. If this node has no NVIDIA GPU, keep the pod off the node. For other causes see docs/troubleshooting.md", err, patience)
 	}
 	return nil
 }
