@@ -216,7 +216,7 @@ func TestNodeConfiguration(t *testing.T) {
 	configs["display"] = "excludedCard: []"
 	mountConfigs(t, dir, configs)
 	b.inForce(p, "display", true)
-	if problem := *p.configurator.problem.Load(); !strings.Contains(problem, dir+"/display: excludedCard: unknown key") {
+	if problem := *p.configurator.problem.Load(); !strings.Contains(problem, `unknown field "excludedCard"`) {
 		t.Errorf("the problem is %s", problem)
 	}
 	configs["display"] = "excludedCards: [{uuid: GPU-0}]"
