@@ -21,7 +21,7 @@ type allocator struct {
 	isolator   *isolator
 	responses  *responses
 	metrics    *metrics
-	// askTimeout bounds all questions about one call.
+	// askTimeout bounds all questions for one decision, of which a call needs two at most.
 	askTimeout time.Duration
 	// annotate is called for each pod whose annotations may have to change.
 	annotate func(gpu.PodUID)
@@ -99,8 +99,11 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 		a.doubtful = false
 		a.checkpoint.Sync(ctx)
 	}
-	kubelet := &questions{ctx: ctx, kubelet: a.kubelet, left: a.askTimeout, states: map[allocation.ContainerKey]allocation.KubeletState{}}
+	kubelet := &questions{kubelet: a.kubelet, states: map[allocation.ContainerKey]allocation.KubeletState{}}
 	decide := func(snapshot allocation.Snapshot) allocation.Decision {
+		var end context.CancelFunc
+		kubelet.ctx, end = context.WithTimeout(ctx, a.askTimeout)
+		defer end()
 		snapshot.Preferred, snapshot.Kubelet = preferred, kubelet
 		return allocation.Decide(snapshot, request)
 	}
@@ -115,11 +118,9 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 // questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't
 // change while it waits for the plugin's response.
 type questions struct {
-	// ctx is that of the kubelet's call.
+	// ctx bounds the questions of one decision.
 	ctx     context.Context
 	kubelet *podResources
-	// left is how long the questions may still take; nothing after one without an answer.
-	left time.Duration
 	// states are the answers so far.
 	states map[allocation.ContainerKey]allocation.KubeletState
 }
@@ -127,17 +128,9 @@ type questions struct {
 // State implements allocation.Kubelet.
 func (q *questions) State(c allocation.Candidate) allocation.KubeletState {
 	state, answered := q.states[c.Key()]
-	if answered || q.left <= 0 {
-		return state
-	}
-	start := time.Now()
-	ctx, cancel := context.WithTimeout(q.ctx, q.left)
-	defer cancel()
-	state = q.kubelet.State(ctx, c)
-	q.states[c.Key()] = state
-	q.left -= time.Since(start)
-	if state == allocation.StateUnknown {
-		q.left = 0
+	if !answered {
+		state = q.kubelet.State(q.ctx, c)
+		q.states[c.Key()] = state
 	}
 	return state
 }

@@ -138,16 +138,6 @@ func (s *cardState) Excludes() bool {
 	return slices.ContainsFunc(s.all, s.excluded.Has)
 }
 
-// ExcludedInVain returns what the configuration names to exclude cards, and no card of the node has; nil as long as the cards aren't known.
-func (s *cardState) ExcludedInVain() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all == nil {
-		return nil
-	}
-	return s.excluded.Unmatched(s.all)
-}
-
 // reasonExcluded is why no new pod is placed on an excluded card.
 const reasonExcluded = "excluded by the node's configuration, and still used by pods"
 

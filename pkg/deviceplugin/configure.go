@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 	events "k8s.io/client-go/tools/record"
@@ -37,9 +36,7 @@ type configurator struct {
 	metrics *metrics
 	events  events.EventRecorder
 	object  *corev1.ObjectReference
-	// limit prevents a flood of Events from a configuration that changes all the time. The log has every change.
-	limit *rate.Limiter
-	wake  background.Signal
+	wake    background.Signal
 
 	// inForce are the settings in force; nil until the first are known. decided is closed then.
 	inForce atomic.Pointer[nodeconfig.Settings]
@@ -47,8 +44,6 @@ type configurator struct {
 
 	// selected is the configuration of which inForce are the settings. Only Apply uses it, and it runs once at a time.
 	selected nodeconfig.Selected
-	// vain are the entries of excludedCards that match no card, as text. Only Apply uses it too.
-	vain string
 	// problem is why the selected configuration isn't in force, or not completely; nil if it is.
 	problem atomic.Pointer[string]
 }
@@ -110,11 +105,12 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 	current := before
 	if before == nil { // Pods may hold memory that an earlier plugin has counted in another unit.
 		first := selected.Settings
-		first.Unit = cmp.Or(unitOf(node), first.Unit)
+		first.Unit = cmp.Or(protocol.ParseNode(node).Unit, first.Unit)
 		current = &first
 	}
 	next, waits := selected.Settings.After(*current, c.hasPods())
-	if before == nil || !next.Equal(*before) {
+	changed := before == nil || !next.Equal(*before)
+	if changed {
 		c.cards.Exclude(next.Excluded)
 		c.isolator.Configure(next.Isolation)
 		c.inForce.Store(&next)
@@ -122,26 +118,12 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 			close(c.decided)
 		}
 	}
-	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
+	c.reportChange(ctx, selected, changed, before == nil && c.problem.Load() == nil)
 	problem := notice{reason: eventConfigWaits, text: waits}
 	if ignored := c.source.Ignored(node.Labels[protocol.LabelConfig]); waits == "" && ignored != "" {
 		problem = notice{reason: eventConfigRejected, text: ignored}
 	}
 	c.reportProblem(ctx, problem)
-	c.reportVain(ctx)
-}
-
-// reportVain reports entries of excludedCards that have come to match no card, such as a misspelt model.
-func (c *configurator) reportVain(ctx context.Context) {
-	before := c.vain
-	c.vain = strings.Join(c.cards.ExcludedInVain(), ", ")
-	if c.vain == "" || c.vain == before {
-		return
-	}
-	klog.FromContext(ctx).Info("Entries of excludedCards match no card", "entries", c.vain)
-	if c.limit.Allow() {
-		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, "these entries of excludedCards match no card: "+c.vain)
-	}
 }
 
 // hasPods reports whether live pods on the node ask for GPU memory.
@@ -176,28 +158,22 @@ func (c *configurator) reportProblem(ctx context.Context, n notice) {
 		return
 	}
 	klog.FromContext(ctx).Error(nil, "The node's configuration is not in force", "reason", n.text)
-	if c.limit.Allow() {
-		c.events.Event(c.object, corev1.EventTypeWarning, n.reason, n.text)
-	}
+	c.events.Event(c.object, corev1.EventTypeWarning, n.reason, n.text)
 }
 
-// reportChange reports the configuration in force if it has changed. changes are the keys that took effect. At the start, which
-// first marks, the log is enough.
-func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Selected, changes []string, first bool) {
+// reportChange reports the configuration in force if it has changed. changed is true if other values have come into force. At the start, which first
+// marks, the log is enough.
+func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Selected, changed, first bool) {
 	before := c.selected
-	if !first && selected.Name == before.Name && selected.Hash == before.Hash && len(changes) == 0 {
+	if !first && selected.Name == before.Name && selected.Hash == before.Hash && !changed {
 		return
 	}
 	c.selected = selected
 	c.metrics.setConfig(selected.Name, selected.Hash)
 	s := c.inForce.Load()
-	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
+	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash,
 		"unit", s.Unit.String(), "excludedCards", s.Excluded, "isolation", s.Isolation, "healthQuietPeriod", s.QuietPeriod)
-	if !first && (len(changes) > 0 || selected.Name != before.Name) && c.limit.Allow() {
-		text := fmt.Sprintf("configuration %s is in force", selected.Name)
-		if len(changes) > 0 {
-			text += "; changed: " + strings.Join(changes, ", ")
-		}
-		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
+	if !first && (changed || selected.Name != before.Name) {
+		c.events.Eventf(c.object, corev1.EventTypeNormal, eventConfigChanged, "configuration %s is in force", selected.Name)
 	}
 }

@@ -145,22 +145,6 @@ func (b *fixture) inventory() (unit gpu.Unit, cards map[int]string) {
 	return inventory.Unit, cards
 }
 
-// TestExcludedInVain: an Event says which excluded cards the node doesn't have, at the plugin's start and after a change of the configuration.
-func TestExcludedInVain(t *testing.T) {
-	b := newFixture(t)
-	dir := t.TempDir()
-	mountConfigs(t, dir, map[string]string{"default": "excludedCards: [{index: 7}]", "display": "excludedCards: [{index: 1}, {model: NVIDIA T100O}, {uuid: GPU-x}]"})
-	b.config = nodeconfig.Source{Path: dir, Default: "default"}
-	k := startKubelet(t, b.dir)
-	p, _ := b.start(nil)
-	b.monitorCards(p, 16, 16)
-	k.awaitDevices(32, 32)
-	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: index 7")
-	b.label("display")
-	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
-	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: NVIDIA T100O, GPU-x")
-}
-
 // TestNodeConfiguration changes a node's label and the files, while pods run there.
 func TestNodeConfiguration(t *testing.T) {
 	b := newFixture(t)
@@ -188,7 +172,7 @@ func TestNodeConfiguration(t *testing.T) {
 	k.mustAdmit(onIt)
 	b.label("display")
 	k.awaitDevices(16, 32)
-	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
+	b.awaitEvent("GPUConfigChanged configuration display is in force")
 	b.inForce(p, "display", false)
 	await.True(t, "the inventory with the excluded card", func() bool {
 		_, cards := b.inventory()
@@ -326,32 +310,4 @@ func TestUnitAfterRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	await.True(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
-}
-
-func TestUnitOf(t *testing.T) {
-	annotation, err := protocol.Inventory{Unit: gpu.MiB, Cards: newCards(16384)}.Annotation()
-	check.Must(t, err)
-	for name, test := range map[string]struct {
-		inventory string
-		capacity  int64
-		want      gpu.Unit
-	}{
-		"an inventory":                        {annotation, 16384, gpu.MiB},
-		"the kubelet has no plugin":           {annotation, 0, gpu.MiB},
-		"another plugin counts in GiB since":  {annotation, 16, 0},
-		"the capacity lags behind":            {annotation, 24576, gpu.MiB},
-		"no inventory":                        {"", 16, 0},
-		"an inventory that can't be read":     {"{}", 16, 0},
-		"neither an inventory nor a capacity": {"", 0, 0},
-	} {
-		node := &corev1.Node{Status: corev1.NodeStatus{Capacity: corev1.ResourceList{
-			protocol.ResourceMemory: *newQuantity(test.capacity), protocol.ResourceCount: *newQuantity(1),
-		}}}
-		if test.inventory != "" {
-			node.Annotations = map[string]string{protocol.AnnotationInventory: test.inventory}
-		}
-		if got := unitOf(node); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
-	}
 }

@@ -43,18 +43,12 @@ type nodeKeeper struct {
 	disableIsolation atomic.Bool
 	isolator         *isolator
 	slices           cache.SharedIndexInformer
-	// last is the annotation that was written last. repeats limits how often it is written again, and contested how often another writer is
-	// reported. Only Run uses them.
-	last      string
-	repeats   *rate.Limiter
-	contested rate.Sometimes
+	// writes limits the writes: two plugins with different configurations see each other's writes at once, and would write without end.
+	writes *rate.Limiter
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
-
-// manyRepeats is how often the inventory can be written again at once. More are likely due to something else than a delay of the watch.
-const manyRepeats = 5
 
 func newNodeKeeper(
 	client Client, name string, cards *cardState, recorder events.EventRecorder, isolator *isolator,
@@ -66,7 +60,7 @@ func newNodeKeeper(
 	k := &nodeKeeper{
 		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
 		wake: background.NewSignal(), written: make(chan struct{}),
-		repeats: rate.NewLimiter(rate.Every(nodeRecheck), manyRepeats), contested: rate.Sometimes{Interval: time.Hour},
+		writes: rate.NewLimiter(rate.Every(time.Second), 10),
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { k.wake.Raise() },
@@ -107,27 +101,6 @@ func (k *nodeKeeper) Inventory() protocol.Inventory {
 	return inventory
 }
 
-// unitOf returns the unit of a node's inventory; zero if there is none, or if the capacity shows that the original gpushare plugin,
-// which counts in GiB or MiB, has run since. Any other difference is a capacity that lags behind the inventory.
-func unitOf(node *corev1.Node) gpu.Unit {
-	parsed := protocol.ParseNode(node)
-	if parsed.Problem == nil {
-		return parsed.Unit
-	}
-	capacity := node.Status.Capacity[protocol.ResourceMemory]
-	for _, other := range []gpu.Unit{gpu.GiB, gpu.MiB} {
-		var sum gpu.Memory
-		for _, card := range parsed.Cards {
-			sum = sum.Add(other.Count(parsed.Unit.Bytes(card.Memory)))
-		}
-		rounding := int64(len(parsed.Cards))
-		if difference := capacity.Value() - int64(sum); other != parsed.Unit && -rounding <= difference && difference <= rounding {
-			return 0
-		}
-	}
-	return parsed.Unit
-}
-
 // node returns the Node as the informer knows it.
 func (k *nodeKeeper) node() (*corev1.Node, error) {
 	object, _, err := k.informer.GetStore().GetByKey(k.name)
@@ -142,7 +115,7 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
 		_, changed, _ := k.cards.Get()
-		delay, err := k.keep(ctx)
+		delay, err := nodeRecheck, k.keep(ctx)
 		if err != nil && ctx.Err() == nil {
 			delay = backoff.Step()
 			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
@@ -164,16 +137,16 @@ func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
 }
 
-// keep makes the write that the Node needs, if it may be made now. Usually it needs none. It returns after how long to call keep again.
-func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
+// keep makes the write that the Node needs. Usually it needs none.
+func (k *nodeKeeper) keep(ctx context.Context) error {
 	node, err := k.node()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	k.isolator.SetNode(node)
 	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
 	if _, _, problem := k.cards.Get(); problem != nil {
-		return nodeRecheck, nil // No inventory is written for cards that aren't offered.
+		return nil // No inventory is written for cards that aren't offered.
 	}
 	inventory, former := k.cards.Inventory(), k.Inventory()
 	keepHealthy(&inventory, former)
@@ -181,42 +154,21 @@ func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 	k.warnOfWholeCards(ctx, node, inventory.DRADriver)
 	annotation, err := inventory.Annotation()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	amounts := amounts(inventory.Cards)
 	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
-		if pause := k.pause(ctx, annotation); pause > 0 {
-			return pause, nil
+		if err := k.writes.Wait(ctx); err != nil {
+			return err
 		}
 		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
-			return 0, fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
+			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 		}
-		k.last = annotation
 	}
 	if !k.Written() {
 		close(k.written)
 	}
-	return nodeRecheck, nil
-}
-
-// pause returns how long to wait before the annotation may be written. A new one needs no wait. One that was written before was undone: two
-// plugins with different configurations see each other's writes at once, and would write without end.
-func (k *nodeKeeper) pause(ctx context.Context, annotation string) time.Duration {
-	if annotation != k.last {
-		return 0
-	}
-	repeat := k.repeats.Reserve()
-	pause := repeat.Delay()
-	if pause > 0 {
-		repeat.Cancel()
-		k.contested.Do(func() {
-			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)
-			k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventContested,
-				"another program changes the inventory or the amounts of this node again and again. Probably a second gpushare device plugin runs "+
-					"here, with another configuration: look for it with kubectl get pods -A --field-selector spec.nodeName=%s", k.name)
-		})
-	}
-	return pause
+	return nil
 }
 
 // keepHealthy lists cards as healthy of which the kubelet doesn't have the devices yet, if they were in the former inventory: a

@@ -113,7 +113,7 @@ func New(o Options) (*Plugin, error) {
 		return nil, err
 	}
 	p.addMeter(record)
-	p.reporter = newReporter(p.cards, o.Events, nodeReference(o.NodeName))
+	p.reporter = &reporter{cards: p.cards, events: o.Events, node: nodeReference(o.NodeName)}
 	p.addRegistrar()
 	return p, nil
 }
@@ -157,7 +157,7 @@ func (p *Plugin) addConfigurator() error {
 	o := &p.options
 	p.configurator = &configurator{
 		source: o.Config, node: p.node, pods: p.pods, cards: p.cards, isolator: p.isolator, held: p.allocator.InUse, metrics: p.metrics,
-		events: o.Events, object: nodeReference(o.NodeName), limit: newEventLimit(),
+		events: o.Events, object: nodeReference(o.NodeName),
 		wake: background.NewSignal(), decided: make(chan struct{}),
 	}
 	return p.configurator.Watch()
@@ -281,7 +281,6 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.keepLimits(ctx) })
 	group.Go(func() error { return p.shareCards(ctx) })
-	group.Go(func() error { return p.checkMounts(ctx) })
 	group.Go(func() error {
 		defer end()
 		// The inventory must be on the Node before the kubelet reports memory: the extender schedules by the inventory.

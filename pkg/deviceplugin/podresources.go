@@ -26,7 +26,7 @@ import (
 const (
 	askPerSecond = 95
 	askBurst     = 9
-	// askTimeout bounds all requests for one allocation: allocation.MaxQuestions requests take half of it.
+	// askTimeout bounds all requests for one decision: allocation.MaxQuestions requests take half of it.
 	askTimeout = time.Second
 )
 

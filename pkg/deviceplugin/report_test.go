@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	events "k8s.io/client-go/tools/record"
@@ -33,14 +32,11 @@ func TestConditionSince(t *testing.T) {
 	}{
 		"all healthy":              {condition{}, unhealthy("", ""), nil},
 		"cards are not known yet":  {condition{}, conditionOf(nil, errNoCardsYet), nil},
-		"unhealthy from the start": {condition{}, unhealthy("", "Xid 79"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 79"}},
+		"unhealthy from the start": {condition{}, unhealthy("", "Xid 79"), []string{"Warning GPUCardUnhealthy card 1 GPU-1: Xid 79"}},
 		"still unhealthy":          {unhealthy("", "Xid 79"), unhealthy("", "Xid 79"), nil},
-		"another reason":           {unhealthy("", "Xid 79"), unhealthy("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 (GPU-1): Xid 48"}},
+		"another reason":           {unhealthy("", "Xid 79"), unhealthy("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 GPU-1: Xid 48"}},
 		"one fails, one recovers": {unhealthy("", "Xid 79"), unhealthy("Xid 48", ""), []string{
-			"Warning GPUCardUnhealthy card 0 (GPU-0): Xid 48", "Normal GPUCardHealthy card 1 (GPU-1) can be used again",
-		}},
-		"cards with one reason share an Event": {unhealthy("", "Xid 79", ""), unhealthy("the driver is away", "Xid 79", "the driver is away"), []string{
-			"Warning GPUCardUnhealthy card 0 (GPU-0), 2 (GPU-2): the driver is away",
+			"Warning GPUCardUnhealthy card 0 GPU-0: Xid 48", "Normal GPUCardHealthy card 1 GPU-1 can be used again",
 		}},
 		"not offered": {unhealthy(""), conditionOf(newCards(1), errors.New("too many")), []string{"Warning GPUCardNotOffered too many"}},
 		"offered again": {conditionOf(newCards(1), errors.New("too many")), unhealthy(""), []string{
@@ -57,32 +53,6 @@ func TestConditionSince(t *testing.T) {
 			}
 			check.Equal(t, "the result", test.want, got)
 		})
-	}
-}
-
-func TestEventLimit(t *testing.T) {
-	cards := newCardState()
-	recorder := events.NewFakeRecorder(1000)
-	r := newReporter(cards, recorder, nodeReference(testNode))
-	r.limit = rate.NewLimiter(rate.Every(time.Hour), 2)
-	set := func(reason string) {
-		list := newCards(16)
-		list[0].Unhealthy = reason
-		cards.Set(gpu.GiB, list, nil, nil, "")
-	}
-	stop := await.Run(t, r.Run)
-	set("Xid 1")
-	if got := <-recorder.Events; got != "Warning GPUCardUnhealthy card 0 (GPU-0): Xid 1" {
-		t.Errorf("got %q", got)
-	}
-	for i := range 1000 {
-		set([]string{"Xid 2", ""}[i%2])
-	}
-	set("Xid 3")
-	<-recorder.Events // The second of the two allowed Events. Which change it reports is chance.
-	stop()
-	if n := len(recorder.Events); n > 0 {
-		t.Errorf("%d Events more than the two that are allowed", n)
 	}
 }
 
