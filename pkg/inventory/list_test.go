@@ -33,7 +33,7 @@ func listOnce(ctx context.Context, o Options) (State, error) {
 	o = o.withDefaults()
 	reader, roster := &reader{options: o}, newRoster(o)
 	defer reader.close()
-	observed := reader.step(ctx, nil)
+	observed := reader.step(ctx, false)
 	roster.adapters = observed.adapters
 	roster.list(observed.devices, o.Clock.Now())
 	return roster.state(), observed.err

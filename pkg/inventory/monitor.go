@@ -29,8 +29,7 @@ type Settings struct {
 	CardMemory CardMemory
 	// Xids selects the Xid errors that make a card unhealthy.
 	Xids XidChecks
-	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default. It is
-	// also how long a session with the driver lasts with an unreachable card, doubled each time, up to one hour.
+	// QuietPeriod is how long a card must be without errors before it is healthy again; DefaultQuietPeriod by default.
 	QuietPeriod time.Duration
 }
 

@@ -3,7 +3,6 @@ package inventory
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -218,7 +217,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 		newCard := fakenvml.Card{UUID: "GPU-c", Model: "V100", MiB: 16276}
 		setCards(t, machine, twoCards[1], newCard)
 		m.next("lost for the session", twoStates("opening the card: GPU is lost", "", ""))
-		m.clock.step(quiet)
+		m.clock.step(sessionTime)
 		threeStates := func(a, b, c string) State {
 			s := twoStates(a, b, "")
 			s.Cards, s.Moved = append(s.Cards, card(2, "GPU-c", c)), map[int]int{1: 0, 2: 1}
@@ -233,7 +232,7 @@ func TestMonitorVanishedCard(t *testing.T) {
 		setCards(t, machine, append(slices.Clone(twoCards), newCard)...)
 		m.clock.step(quiet)
 		m.next("the others are healthy again", threeStates("opening the card: GPU is lost", "", ""))
-		m.clock.step(quiet)
+		m.clock.step(sessionTime - quiet)
 		inPlace := func(s State) State { s.Moved = nil; return s }
 		m.next("the first one is back", inPlace(threeStates("opening the card: GPU is lost", "", "")))
 		m.clock.step(quiet)
@@ -363,27 +362,6 @@ func TestMonitorSettings(t *testing.T) {
 		xids(t, machine, "GPU-a", 48)
 		m.round()
 	})
-}
-
-// TestReaderStale: a session is reopened for unreachable cards at growing intervals, and for no other reason.
-func TestReaderStale(t *testing.T) {
-	r, now := &reader{options: Options{Settings: Settings{QuietPeriod: quiet}}}, time.Unix(0, 0)
-	stale := func(after time.Duration, want bool, unreachable ...int) {
-		t.Helper()
-		now = r.opened.Add(after)
-		expect(t, fmt.Sprintf("unreachable %v, after %v", unreachable, after), want, r.stale(unreachable, now))
-		if want {
-			r.opened = now
-		}
-	}
-	stale(24*time.Hour, false)
-	for _, patience := range []time.Duration{quiet, 2 * quiet, 4 * quiet, 8 * quiet, maxPatience, maxPatience} {
-		stale(patience-1, false, 1)
-		stale(patience, true, 1)
-	}
-	stale(quiet-1, false, 1, 2)
-	stale(quiet, true, 1, 2)
-	stale(2*quiet-1, false, 1, 2)
 }
 
 // TestMonitorMismatch: the driver is replaced while the program runs.

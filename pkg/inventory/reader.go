@@ -2,7 +2,6 @@ package inventory
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,9 +20,6 @@ type reader struct {
 
 	driver *driver // nil if no session is open
 	opened time.Time
-	// missing holds the indices of unreachable cards, for which the session is reopened after patience.
-	missing  []int
-	patience time.Duration
 	// due is when the next listing is due. The listing opens the driver if no session is open.
 	due time.Time
 	// devices are those of the last listing; nil if it failed. visit is when Options.Visit is due.
@@ -46,11 +42,12 @@ type observation struct {
 	err error
 }
 
-// maxPatience is the longest time that a session with the driver lasts while a card is unreachable.
-const maxPatience = time.Hour
+// sessionTime is how long a session with the driver lasts while a card is unreachable. NVML detects returned cards and new cards only in a new
+// session. A new session has a cost: Xid errors of the other cards are lost while no session is open, and without persistence mode the cards are reset.
+const sessionTime = 15 * time.Minute
 
 // step observes the cards, and calls Options.Visit if that is due.
-func (r *reader) step(ctx context.Context, unreachable []int) observation {
+func (r *reader) step(ctx context.Context, unreachable bool) observation {
 	o := r.observe(ctx, unreachable)
 	if now := r.options.Clock.Now(); r.options.Visit != nil && r.driver != nil && r.devices != nil && !now.Before(r.visit) {
 		r.visit = now.Add(r.options.VisitInterval)
@@ -60,8 +57,8 @@ func (r *reader) step(ctx context.Context, unreachable []int) observation {
 }
 
 // observe collects events and lists the cards if a listing is due. If none is due, it waits for events, for at most slice.
-// unreachable holds the indices of the cards that the driver can't reach.
-func (r *reader) observe(ctx context.Context, unreachable []int) observation {
+// unreachable is true if the driver can't reach a card.
+func (r *reader) observe(ctx context.Context, unreachable bool) observation {
 	now := r.options.Clock.Now()
 	var o observation
 	due := !now.Before(r.due)
@@ -74,7 +71,7 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 		return o
 	}
 
-	if r.driver != nil && r.stale(unreachable, now) {
+	if unreachable && now.Sub(r.opened) >= sessionTime {
 		r.close()
 	}
 	o.devices, o.err = r.list(now)
@@ -89,21 +86,6 @@ func (r *reader) observe(ctx context.Context, unreachable []int) observation {
 		r.due = now.Add(r.options.RetryInterval)
 	}
 	return o
-}
-
-// stale reports whether the session is to be closed and opened again. NVML detects returned cards and new cards only in a
-// new session. A new session has a cost: Xid errors of the other cards are lost while no session is open, and without
-// persistence mode the cards are reset. Each session for the same unreachable cards therefore lasts twice as long as the
-// one before, up to maxPatience, so that a permanently missing card costs very little.
-func (r *reader) stale(unreachable []int, now time.Time) bool {
-	if !slices.Equal(r.missing, unreachable) {
-		r.missing, r.patience = slices.Clone(unreachable), r.options.QuietPeriod
-	}
-	if len(unreachable) == 0 || now.Sub(r.opened) < r.patience {
-		return false
-	}
-	r.patience = min(2*r.patience, max(maxPatience, r.options.QuietPeriod))
-	return true
 }
 
 // wait collects events, and reports whether the cards are to be listed now: if the listing is due, or if the wait failed.

@@ -283,15 +283,9 @@ func (r *roster) silence(problem string) {
 	r.silent, r.problem = true, problem
 }
 
-// unreachable returns the indices of the cards that the last listing could not read or did not contain.
-func (r *roster) unreachable() []int {
-	var cards []int
-	for _, rec := range r.entries {
-		if !rec.last.answers() {
-			cards = append(cards, rec.card.Index)
-		}
-	}
-	return cards
+// unreachable reports whether the last listing could not read a card or did not contain it.
+func (r *roster) unreachable() bool {
+	return slices.ContainsFunc(r.entries, func(rec entry) bool { return !rec.last.answers() })
 }
 
 // state returns a copy of the current state. It contains no cards before the first listing.

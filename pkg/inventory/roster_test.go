@@ -377,14 +377,14 @@ func TestRosterUnreachable(t *testing.T) {
 	for _, s := range []struct {
 		what string
 		list []device
-		want []int
+		want bool
 	}{
-		{"one is missing from the start", []device{good(1, "b")}, []int{0}},
-		{"all answer", []device{good(0, "a"), good(1, "b")}, nil},
-		{"one can't be read", []device{good(0, "a"), bad(1, "b", "lost")}, []int{1}},
-		{"unhealthy, but it answers", []device{good(0, "a"), good(1, "b")}, nil},
-		{"unusable, but it answers", []device{good(0, "a"), partitioned}, nil},
-		{"one is missing", []device{good(0, "a")}, []int{1}},
+		{"one is missing from the start", []device{good(1, "b")}, true},
+		{"all answer", []device{good(0, "a"), good(1, "b")}, false},
+		{"one can't be read", []device{good(0, "a"), bad(1, "b", "lost")}, true},
+		{"unhealthy, but it answers", []device{good(0, "a"), good(1, "b")}, false},
+		{"unusable, but it answers", []device{good(0, "a"), partitioned}, false},
+		{"one is missing", []device{good(0, "a")}, true},
 	} {
 		r.list(s.list, time.Unix(0, 0))
 		expect(t, s.what, s.want, r.unreachable())
