@@ -6,7 +6,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
@@ -16,7 +15,7 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 		Cards: map[string][]placement.Card{}, Leaving: map[string][]gpu.PodUID{}, Places: map[gpu.PodUID]reclaim.Place{},
 		Budgets: map[gpu.PodUID][]int{},
 	}
-	budgets := newBudgets(r.Cache, new(preemption.Budget))
+	budgets := newBudgets(r.Cache)
 	for _, v := range need.Victims {
 		for _, pod := range v.Pods {
 			if place, numbers, ok := r.candidate(pod, &budgets); ok {
@@ -52,7 +51,7 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 	if !known || info.UID != pod.UID || info.Mirror || !held || !certain(&allocation) {
 		return place, nil, false
 	}
-	numbers, _ = b.of(info) // If they are unknown, the API server decides.
+	numbers = b.of(info)
 	return reclaim.Place{Node: node, On: allocation.Placement}, numbers, r.executor.mayEvict(pod.UID, numbers)
 }
 

@@ -120,7 +120,7 @@ func (ps *Preemptors) freeCards(ctx context.Context) {
 			continue
 		}
 		tries++
-		plan, found := ps.choosePlan(ctx, pod, b.nodes)
+		plan, found := ps.choosePlan(pod, b.nodes)
 		if !found {
 			ps.mu.Lock()
 			ps.paused.Extend(b.pod.UID, ps.Clock.Now(), queue.Retry, candidatesLife)
@@ -200,14 +200,14 @@ type plan struct {
 }
 
 // choosePlan chooses the victims on one of the candidate nodes. It returns false if not enough cards can be freed within all budgets.
-func (ps *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo, candidates []string) (plan, bool) {
+func (ps *Preemptors) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	var names []string
 	var nodes []preemption.Node
 	outranked := ps.Ledger.Outranked(pod.Pod, candidates)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
-	s := NewSurvey(ps.Ledger, ps.Cache, pod, min(len(outranked), maxPlans), ps.Clock.Now())
+	s := NewSurvey(ps.Ledger, ps.Cache, pod, ps.Clock.Now())
 	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break
@@ -218,7 +218,7 @@ func (ps *Preemptors) choosePlan(ctx context.Context, pod *clustercache.PodInfo,
 			names, nodes = append(names, name), append(nodes, node)
 		}
 	}
-	chosen, ok := preemption.ChooseNode(ctx, nodes, s.request, s.work)
+	chosen, ok := preemption.ChooseNode(nodes, s.request)
 	if !ok || chosen.Violations > 0 {
 		return plan{}, false
 	}

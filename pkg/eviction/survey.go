@@ -27,14 +27,11 @@ type Survey struct {
 	request   preemption.Request
 	budgets   budgets
 	now       time.Time
-	// work limits what the request may cost.
-	work *preemption.Budget
 }
 
-// NewSurvey returns a Survey of that number of nodes for the preemptor.
-func NewSurvey(l *ledger.Ledger, cache Cache, preemptor *clustercache.PodInfo, nodes int, now time.Time) *Survey {
-	work := preemption.NewBudget(nodes)
-	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: newBudgets(cache, work), now: now, work: work}
+// NewSurvey returns a Survey for the preemptor.
+func NewSurvey(l *ledger.Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
+	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: newBudgets(cache), now: now}
 	for name := range preemptor.Requests {
 		s.resources = append(s.resources, name)
 	}
@@ -54,19 +51,19 @@ func (s *Survey) amounts(of func(name corev1.ResourceName) int64) preemption.Amo
 
 // Victims returns the victims on each node, given kube-scheduler's proposals. It omits the nodes that are no candidates, those that keep CPU or
 // another resource for pods that come before the preemptor and then have too little of it, and those that are
-// left when the budget of work is spent or the context has ended; undecided is the number of the latter.
+// left when the context has ended; undecided is the number of the latter.
 func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Victims) (victims map[string]preemption.Victims, undecided int) {
 	victims = map[string]preemption.Victims{}
 	names := slices.Sorted(maps.Keys(proposed))
 	for i, name := range names {
-		if !s.work.Next(ctx) {
+		if ctx.Err() != nil {
 			return victims, len(names) - i
 		}
 		node, ok := s.node(name, proposed[name])
 		if !ok {
 			continue
 		}
-		if chosen, ok := preemption.Choose(node, s.request, s.work); ok && s.ledger.FitsResources(name, []gpu.Pod{s.pod.Pod}, chosen.Pods, nil) {
+		if chosen, ok := preemption.Choose(node, s.request); ok && s.ledger.FitsResources(name, []gpu.Pod{s.pod.Pod}, chosen.Pods, nil) {
 			victims[name] = chosen
 		}
 	}
@@ -92,7 +89,6 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 	for i := range available.Allocations {
 		allocations[available.Allocations[i].UID] = &available.Allocations[i]
 	}
-	s.work.Spend(len(pods) + len(proposal.Pods) + len(allocations))
 	seen := make(map[gpu.PodUID]bool, len(proposal.Pods))
 	for _, uid := range proposal.Pods {
 		if seen[uid] {
@@ -116,16 +112,14 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 
 // candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
 func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
-	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil}
+	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil || pod != nil && pod.TooLarge}
 	if pod != nil {
 		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.amounts(pod.Use)
-		out.BudgetsUnknown = out.BudgetsUnknown || pod.TooLarge
-		if allocation != nil {
-			numbers, known := s.budgets.of(pod)
-			out.Budgets, out.BudgetsUnknown = numbers, out.BudgetsUnknown || !known
-		}
 	}
 	if allocation != nil {
+		if pod != nil {
+			out.Budgets = s.budgets.of(pod)
+		}
 		out.Priority, out.Terminating = allocation.Priority, allocation.Leaving
 		if certain(allocation) {
 			out.Placement = allocation.Placement

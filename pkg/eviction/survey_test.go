@@ -2,12 +2,10 @@ package eviction
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -142,7 +140,7 @@ func TestSurvey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(append(test.objects, node)...)
 			preemptor := clustercache.NewPodInfo(fake.Pod("p", 16, append(test.preemptor, important)...))
-			answer, _ := NewSurvey(c.ledger, c, preemptor, 1, begin).Victims(t.Context(), map[string]preemption.Victims{"n1": test.proposed})
+			answer, _ := NewSurvey(c.ledger, c, preemptor, begin).Victims(t.Context(), map[string]preemption.Victims{"n1": test.proposed})
 			got, ok := answer["n1"]
 			want := preemption.Victims{Pods: test.want, Violations: test.violations}
 			if ok != (test.want != nil) {
@@ -171,7 +169,7 @@ func TestSurveyNoCandidate(t *testing.T) {
 		"the preemptor has an unconfirmed bind to another node": {tried, "other"},
 	} {
 		proposed := map[string]preemption.Victims{test.node: {Pods: []gpu.PodUID{"uid-victim"}}}
-		got, undecided := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), 1, begin).Victims(t.Context(), proposed)
+		got, undecided := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), begin).Victims(t.Context(), proposed)
 		if len(got) > 0 || undecided > 0 {
 			t.Errorf("%s: victims %v, %d nodes undecided", name, got, undecided)
 		}
@@ -181,7 +179,7 @@ func TestSurveyNoCandidate(t *testing.T) {
 // A call that kube-scheduler no longer waits for decides no further node.
 func TestSurveyEndsWithTheCall(t *testing.T) {
 	c := newCluster(fake.Node("n1", 16), fake.Pod("victim", 16, fake.Bound("n1", 0)))
-	survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), 2, begin)
+	survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), begin)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	proposal := preemption.Victims{Pods: []gpu.PodUID{"uid-victim"}}
@@ -193,77 +191,11 @@ func TestSurveyEndsWithTheCall(t *testing.T) {
 
 // All pods of a namespace are matched with its budgets by labels, and once for equal labels.
 func TestBudgetsOfEqualPods(t *testing.T) {
-	b := newBudgets(newCluster(fake.Budget("b", "x", 0), fake.Budget("c", "y", 0)), preemption.NewBudget(1))
+	b := newBudgets(newCluster(fake.Budget("b", "x", 0), fake.Budget("c", "y", 0)))
 	for _, label := range []string{"x", "x", "y"} {
 		b.of(clustercache.NewPodInfo(fake.Pod("p", 1, fake.On("n1"), fake.Label(label))))
 	}
 	if len(b.covering) != 2 {
 		t.Errorf("pods with 2 labels were matched %d times", len(b.covering))
-	}
-}
-
-// largeBudget returns a budget that covers the pods with the label, with a selector of that many bytes at least.
-func largeBudget(label string, size int) *policyv1.PodDisruptionBudget {
-	budget := fake.Budget("large", label, 0)
-	other := metav1.LabelSelectorRequirement{Key: "app", Operator: metav1.LabelSelectorOpNotIn}
-	for i := range size / 60 {
-		other.Values = append(other.Values, fmt.Sprintf("%060d", i))
-	}
-	budget.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{other}
-	return budget
-}
-
-// If a namespace has too many budgets, or too large ones, they are unknown: then kube-scheduler's count of violations is used.
-func TestTooManyBudgets(t *testing.T) {
-	const counted = 7
-	var many []runtime.Object
-	for i := range 5000 {
-		many = append(many, fake.Budget(fmt.Sprint("b", i), "x", 0))
-	}
-	for name, test := range map[string]struct {
-		budgets []runtime.Object
-		want    int
-	}{
-		"one":              {many[:1], 8},
-		"a thousand":       {many[:1000], 8},
-		"too many":         {many, counted},
-		"one that is huge": {[]runtime.Object{largeBudget("x", maxSelectors)}, counted},
-	} {
-		t.Run(name, func(t *testing.T) {
-			objects := append([]runtime.Object{fake.Node("n1", 16)}, test.budgets...)
-			proposal := preemption.Victims{Violations: counted}
-			for i := range 8 {
-				pod := fake.Pod(fmt.Sprint("v", i), 2, fake.Bound("n1", 0), fake.Label("x"))
-				objects, proposal.Pods = append(objects, pod), append(proposal.Pods, gpu.PodUID(pod.UID))
-			}
-			c := newCluster(objects...)
-			survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), 1, begin)
-			answer, _ := survey.Victims(t.Context(), map[string]preemption.Victims{"n1": proposal})
-			if got := answer["n1"].Violations; got != test.want {
-				t.Errorf("%d violations, want %d", got, test.want)
-			}
-			if parsed := len(survey.budgets.allowed); test.want == counted && parsed > 0 {
-				t.Errorf("%d selectors were parsed", parsed)
-			}
-		})
-	}
-}
-
-// What the budgets of many namespaces cost counts for the call.
-func TestBudgetsOfManyNamespaces(t *testing.T) {
-	const nodes = 200
-	var objects []runtime.Object
-	proposed := map[string]preemption.Victims{}
-	for i := range nodes {
-		node := fmt.Sprint("n", i)
-		pod, budget := fake.Pod(fmt.Sprint("v", i), 16, fake.Bound(node, 0), fake.Label("x")), largeBudget("x", maxSelectors*9/10)
-		pod.Namespace, budget.Namespace = fmt.Sprint("ns", i), fmt.Sprint("ns", i)
-		objects = append(objects, fake.Node(node, 16), pod, budget)
-		proposed[node] = preemption.Victims{Pods: []gpu.PodUID{gpu.PodUID(pod.UID)}}
-	}
-	c := newCluster(objects...)
-	answer, undecided := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), nodes, begin).Victims(t.Context(), proposed)
-	if len(answer) == 0 || undecided == 0 {
-		t.Errorf("%d nodes are decided, %d aren't", len(answer), undecided)
 	}
 }

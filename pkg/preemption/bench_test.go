@@ -4,25 +4,35 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
-// BenchmarkChoose measures the choice of victims in a preempt call with 100 nodes: kube-scheduler sends that many, or a tenth of all nodes if
-// those are more.
+// BenchmarkChoose measures the choice of victims on one node of a preempt call. kube-scheduler sends a hundred, or a tenth of all nodes if those are
+// more.
 func BenchmarkChoose(b *testing.B) {
-	const nodes = 100
 	for _, tc := range []struct{ cards, podsPerCard, demand int }{{8, 10, 1}, {8, 20, 1}, {8, 10, 4}, {8, 20, 4}, {16, 20, 8}, {64, 10, 32}} {
-		n, request := fullNode(tc.cards, tc.podsPerCard), fullNodeRequest(tc.demand)
+		n := fullNode(tc.cards, tc.podsPerCard)
+		demand := gpu.Demand{Cards: tc.demand, Memory: 40}
+		request := preemption.Request{Demand: demand, Resources: preemption.Amounts{0, int64(demand.Total())}}
 		b.Run(fmt.Sprintf("cards=%d,pods=%d,demand=%d", tc.cards, tc.cards*tc.podsPerCard, tc.demand), func(b *testing.B) {
-			decided := 0
 			for b.Loop() {
-				budget := preemption.NewBudget(nodes)
-				for i := 0; i < nodes && budget.Next(b.Context()); i++ {
-					preemption.Choose(n, request, budget)
-					decided++
-				}
+				preemption.Choose(n, request)
 			}
-			b.ReportMetric(float64(decided)/float64(b.N), "nodes/op")
 		})
 	}
+}
+
+// fullNode returns a node of cards of 80, all full of pods of one card each, with different sizes and priorities.
+func fullNode(cards, podsPerCard int) preemption.Node {
+	var pods []preemption.Pod
+	for c := range cards {
+		left := gpu.Memory(80)
+		for i := range podsPerCard {
+			size := min(gpu.Memory(80/podsPerCard+1-i%2*2), left)
+			left -= size
+			pods = append(pods, on(c, size, gpu.PodUID(fmt.Sprintf("%d-%d", c, i)), priority(int32((i*7+c*3)%11)), proposed))
+		}
+	}
+	return node(80, make([]gpu.Memory, cards), 0, pods...)
 }

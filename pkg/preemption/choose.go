@@ -16,70 +16,59 @@ import (
 // If enough cards already have room, Choose returns kube-scheduler's proposal, whose victims free another resource. This
 // guarantees that attempts end: once the cards are free, kube-scheduler alone decides.
 //
-// Otherwise Choose returns the cheapest set of pods whose end frees as many cards as the request needs, all at once. The order is the one of
+// Otherwise Choose returns pods whose end frees as many cards as the request needs, none of which could stay. The choice between cards is the one of
 // kube-scheduler between nodes (k8s.io/kubernetes pkg/scheduler/framework/preemption, pickOneNodeForPreemption): fewest violated disruption
 // budgets, lowest highest priority, smallest sum of priorities (in general the fewest victims). Then follow: least GPU
-// memory, fewest terminating pods, lowest card index. Once the node's share of the budget is spent, Choose returns the cheapest set that it
-// has found; it always finds one if there is any.
-func Choose(node Node, request Request, budget *Budget) (Victims, bool) {
+// memory, fewest terminating pods, lowest card index.
+func Choose(node Node, request Request) (Victims, bool) {
 	if placement.Fit(node.Cards, request.Demand) == reasons.Fits {
 		return node.proposal()
 	}
-	best := node.cheapest(request, budget)
+	best := node.cheapest(request)
 	if best == nil {
 		return Victims{}, false
 	}
 	return best.victims(), true
 }
 
-// maxSets limits the sets of cards that are tried: all sets of 4 cards out of 11. On a node with more, only the first sets are tried,
-// which have the card that is cheapest to free.
-const maxSets = 330
-
-// cheapest returns the cheapest plan that frees as many cards as the request needs, or nil.
-func (n Node) cheapest(request Request, budget *Budget) (best *plan) {
-	cards, tried := n.freeable(request, budget), 0
-	var extend func(set []placement.Card, from int)
-	extend = func(set []placement.Card, from int) {
-		if len(set) == request.Demand.Cards {
-			tried++
-			best = n.cheapestOn(set, request, best, maxSteps, budget)
-			return
+// cheapest returns the plan that frees the cards that cost least, or nil if too few can be freed. It adds one card after the other, each time the one
+// with which the plan for all of them costs least. So it prefers further cards of pods that are victims anyway.
+func (n Node) cheapest(request Request) (best *plan) {
+	smallestStay, largestStay := n.inOrder(1), n.inOrder(-1) // Few pods end, or small ones.
+	var set []placement.Card
+	for len(set) < request.Demand.Cards {
+		part := request
+		if len(set)+1 < request.Demand.Cards {
+			part.Resources = nil // The whole set frees them.
 		}
-		// The cards from i on must complete the set. Otherwise the sets that are too small for the request would all be visited, which
-		// maxSets doesn't limit.
-		for i := from; i <= len(cards)-request.Demand.Cards+len(set) && tried < maxSets && (best == nil || !budget.spent()); i++ {
-			extend(append(slices.Clip(set), cards[i]), i+1)
+		best = nil
+		var next placement.Card
+		for _, c := range n.Cards {
+			added := slices.ContainsFunc(set, func(other placement.Card) bool { return other.Index == c.Index })
+			if added || c.Unhealthy || c.Lacks(&request.Demand) || c.Memory < request.Demand.Memory {
+				continue
+			}
+			for _, ordered := range []Node{smallestStay, largestStay} {
+				if p := ordered.planOn(append(slices.Clip(set), c), part); p != nil && (best == nil || p.compareCost(best) < 0) {
+					best, next = p, c
+				}
+			}
 		}
+		if best == nil {
+			return nil
+		}
+		set = append(set, next)
 	}
-	extend(nil, 0)
 	return best
 }
 
-// freeable returns the cards that can be freed for their share of the demand. If several are needed, those that are cheapest to free
-// come first.
-func (n Node) freeable(request Request, budget *Budget) []placement.Card {
-	var cards []placement.Card
-	plans := map[int]*plan{} // By index of the card.
-	one := request
-	one.Demand.Cards = 1
-	steps := min(maxSteps, budget.share/2/max(len(n.Cards), 1)) // Half of the share is for the sets.
-	for _, c := range n.Cards {
-		if c.Unhealthy || c.Lacks(&request.Demand) || c.Memory < request.Demand.Memory {
-			continue
-		}
-		if request.Demand.Cards > 1 {
-			plans[c.Index] = n.cheapestOn([]placement.Card{c}, one, nil, steps, budget)
-			if plans[c.Index] == nil {
-				continue
-			}
-		}
-		cards = append(cards, c)
-	}
-	if request.Demand.Cards > 1 {
-		slices.SortStableFunc(cards, func(a, b placement.Card) int { return plans[a.Index].compareCost(plans[b.Index]) })
-	}
-	return cards
+// inOrder returns the node with its pods by descending priority, and by ascending memory if sign is 1, descending if it is -1.
+func (n Node) inOrder(sign int) Node {
+	n.Pods = slices.Clone(n.Pods)
+	slices.SortFunc(n.Pods, func(a, b Pod) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), sign*cmp.Compare(a.Placement.Total(), b.Placement.Total()), cmp.Compare(a.UID, b.UID))
+	})
+	return n
 }
 
 // proposal returns kube-scheduler's victims unchanged.
@@ -96,57 +85,60 @@ func (n Node) proposal() (Victims, bool) {
 // potentialVictim is a pod with its part of the cards that are to be freed.
 type potentialVictim struct {
 	*Pod
-	// onCards are its shares of these cards, with their positions in place of their indexes, and memory is their sum.
+	// onCards are its shares of these cards, with their positions in place of their indexes.
 	onCards  gpu.Placement
-	memory   gpu.Memory
 	violates bool
 }
 
-// cheapestOn returns the cheapest plan that frees all of the cards, or best if none is cheaper. Once it has a plan it stops after that number
-// of steps.
-func (n Node) cheapestOn(cards []placement.Card, request Request, best *plan, steps int, budget *Budget) *plan {
-	budget.Spend(len(n.Pods))
-	pool := n.potentialVictims(cards)
-	s := search{
-		node: &n, request: request, pool: pool, best: best, steps: steps, budget: budget,
-		cards: slices.Clone(cards), free: slices.Clone(n.Free), allowed: slices.Clone(n.Budgets),
-		plan: plan{highest: math.MinInt64},
-	}
-	for _, c := range cards {
-		s.plan.cards = append(s.plan.cards, c.Index)
-	}
+// planOn returns a plan that frees all of the cards, or nil if that is impossible. As kube-scheduler does, it evicts the whole pool and then lets each
+// pod stay for which there is enough room, one after the other.
+func (n Node) planOn(cards []placement.Card, request Request) *plan {
+	pool := n.potentialVictims(cards, len(request.Resources) > 0)
+	s := state{cards: slices.Clone(cards), free: slices.Clone(n.Free)}
 	for _, c := range pool {
 		s.leave(c)
 	}
-	if !s.room() {
-		return best
+	if !s.room(&request.Demand) {
+		return nil
 	}
-	s.feasible = s.free.cover(request.Resources)
-	s.decide(0)
-	return s.best
+	p := &plan{highest: math.MinInt64}
+	for _, c := range cards {
+		p.cards = append(p.cards, c.Index)
+	}
+	// If by our sums not even the end of the whole pool frees enough of the resources, kube-scheduler knows more than this package, and all proposed
+	// pods become victims.
+	feasible := s.free.cover(request.Resources)
+	allowed := slices.Clone(n.Budgets)
+	for _, c := range pool {
+		if !c.MustEvict && (feasible || !c.Proposed) {
+			s.stay(c)
+			if s.room(&request.Demand) && (!feasible || s.free.cover(request.Resources)) {
+				continue
+			}
+			s.leave(c)
+		}
+		p.evict(c, allowed, n.Violations)
+	}
+	return p
 }
 
-// potentialVictims returns the pods on the cards and the proposed ones, in the order in which the search tries to keep
-// them: first pods whose eviction violates a budget, last terminating pods. In between, higher priority comes first, then
-// less memory, to need few victims. It is kube-scheduler's order (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/defaultpreemption, SelectVictimsOnNode).
-func (n Node) potentialVictims(cards []placement.Card) []*potentialVictim {
+// potentialVictims returns the pods on the cards, and the proposed ones if they count, in the order in which planOn lets them
+// stay: first pods whose eviction violates a budget, last terminating pods, in between by descending priority. It is kube-scheduler's order
+// (k8s.io/kubernetes pkg/scheduler/framework/plugins/defaultpreemption, SelectVictimsOnNode).
+func (n Node) potentialVictims(cards []placement.Card, proposed bool) []*potentialVictim {
 	var pool []*potentialVictim
 	for i := range n.Pods {
-		c := &potentialVictim{Pod: &n.Pods[i]}
+		c := potentialVictim{Pod: &n.Pods[i]}
 		for _, share := range c.Placement {
 			share.Card = slices.IndexFunc(cards, func(c placement.Card) bool { return c.Index == share.Card })
 			if share.Card >= 0 {
-				c.onCards, c.memory = append(c.onCards, share), c.memory.Add(share.Memory)
+				c.onCards = append(c.onCards, share)
 			}
 		}
-		if len(c.onCards) > 0 || c.Proposed {
-			pool = append(pool, c)
+		if len(c.onCards) > 0 || proposed && c.Proposed {
+			pool = append(pool, &c)
 		}
 	}
-	slices.SortFunc(pool, func(a, b *potentialVictim) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.memory, b.memory), cmp.Compare(a.UID, b.UID))
-	})
 	n.markViolations(pool)
 	slices.SortStableFunc(pool, func(a, b *potentialVictim) int {
 		return cmp.Or(gpu.TrueFirst(b.Terminating, a.Terminating), gpu.TrueFirst(a.violates, b.violates))
@@ -154,18 +146,13 @@ func (n Node) potentialVictims(cards []placement.Card) []*potentialVictim {
 	return pool
 }
 
-// markViolations marks the pods whose eviction would violate a budget if the whole pool were evicted. It counts the pods
-// that must be evicted first, then the others in the order in which they are likely to be evicted: the pool backwards.
+// markViolations marks the pods whose eviction would violate a budget if the whole pool were evicted. It counts the pods in the order in which
+// they are likely to be evicted: the pool backwards.
 func (n Node) markViolations(pool []*potentialVictim) {
-	if len(n.Budgets) == 0 {
-		return
-	}
 	allowed := slices.Clone(n.Budgets)
-	for _, fixed := range []bool{true, false} {
-		for _, c := range slices.Backward(pool) {
-			if c.MustEvict == fixed && !c.Terminating {
-				c.violates = spend(allowed, c.Budgets)
-			}
+	for _, c := range slices.Backward(pool) {
+		if !c.Terminating {
+			c.violates = spend(allowed, c.Budgets)
 		}
 	}
 }
@@ -179,74 +166,19 @@ func spend(allowed, budgets []int) (violates bool) {
 	return violates
 }
 
-func refund(allowed, budgets []int) {
-	for _, i := range budgets {
-		allowed[i]++
-	}
-}
-
-// maxSteps limits the search on one set of cards. It is enough to try all sets of a dozen pods, most of which are pruned. With many
-// more pods, the search returns the best set that it has found.
-const maxSteps = 5000
-
-// search finds the cheapest plan for one set of cards by branch and bound. It starts with the whole pool evicted and decides on one
-// pod after the other: the pod is kept, if there is enough room without its eviction, or evicted. Both branches are tried.
-// A branch ends once it costs as much as the best plan so far, because each further victim only adds cost.
-type search struct {
-	node    *Node
-	request Request
-	pool    []*potentialVictim
-	// feasible is false if by our sums not even the eviction of the whole pool frees enough of the resources. Then
-	// kube-scheduler knows more than this package, and all proposed pods become victims.
-	feasible bool
-	best     *plan
-	steps    int
-	budget   *Budget
-
-	// The state of the branch: the cards and the resources with all undecided pods evicted, and the victims so far.
-	cards   []placement.Card
-	free    Amounts
-	allowed []int
-	plan    plan
-}
-
-// decide tries to keep and to evict the pod at position i, and decides on all pods after it.
-func (s *search) decide(i int) {
-	switch {
-	case s.best != nil && (s.steps <= 0 || s.budget.spent() || s.plan.compareCost(s.best) >= 0):
-		return
-	case i == len(s.pool):
-		found := s.plan
-		found.pods = slices.Clone(found.pods)
-		s.best = &found
-		return
-	}
-	s.steps--
-	s.budget.Spend(len(s.cards))
-	c := s.pool[i]
-	if !c.MustEvict && (s.feasible || !c.Proposed) {
-		s.stay(c)
-		if s.room() && (!s.feasible || s.free.cover(s.request.Resources)) {
-			s.decide(i + 1)
-		}
-		s.leave(c)
-	}
-	before := s.plan
-	s.evict(c)
-	s.decide(i + 1)
-	s.plan = before
-	if !c.Terminating {
-		refund(s.allowed, c.Budgets)
-	}
+// state is that of some cards, and of the node's resources, without some of the pods.
+type state struct {
+	cards []placement.Card
+	free  Amounts
 }
 
 // room reports whether each card has room for its share of the demand.
-func (s *search) room() bool {
-	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool { return !card.Fits(&s.request.Demand) })
+func (s *state) room(demand *gpu.Demand) bool {
+	return !slices.ContainsFunc(s.cards, func(card placement.Card) bool { return !card.Fits(demand) })
 }
 
 // stay counts the pod on the cards and in the node's resources, and leave undoes that.
-func (s *search) stay(c *potentialVictim) {
+func (s *state) stay(c *potentialVictim) {
 	for _, share := range c.onCards {
 		s.cards[share.Card].Add(share)
 	}
@@ -255,32 +187,13 @@ func (s *search) stay(c *potentialVictim) {
 	}
 }
 
-func (s *search) leave(c *potentialVictim) {
+func (s *state) leave(c *potentialVictim) {
 	for _, share := range c.onCards {
 		s.cards[share.Card].Subtract(share)
 	}
 	for i, amount := range c.Requests {
 		s.free[i] += amount
 	}
-}
-
-// evict adds a victim and its cost to the plan. Terminating pods cost nothing.
-func (s *search) evict(c *potentialVictim) {
-	p := &s.plan
-	p.pods = append(p.pods, c)
-	if c.Terminating {
-		return
-	}
-	if spend(s.allowed, c.Budgets) {
-		p.violations++
-	}
-	if c.BudgetsUnknown && p.uncounted < s.node.Violations {
-		p.uncounted++
-		p.violations++
-	}
-	p.highest = max(p.highest, int64(c.Priority))
-	p.priorities += int64(c.Priority) - math.MinInt32 + 1
-	p.memory = p.memory.Add(c.Placement.Total())
 }
 
 // plan is a set of victims that frees cards, with its cost.
@@ -297,6 +210,25 @@ type plan struct {
 	// priorities is the sum of the victims' priorities, each shifted to be positive.
 	priorities int64
 	memory     gpu.Memory
+}
+
+// evict adds a victim and its cost to the plan. Terminating pods cost nothing. allowed is what the budgets still allow, and most limits the violations
+// that are attributed to pods with unknown budgets.
+func (p *plan) evict(c *potentialVictim, allowed []int, most int) {
+	p.pods = append(p.pods, c)
+	if c.Terminating {
+		return
+	}
+	if spend(allowed, c.Budgets) {
+		p.violations++
+	}
+	if c.BudgetsUnknown && p.uncounted < most {
+		p.uncounted++
+		p.violations++
+	}
+	p.highest = max(p.highest, int64(c.Priority))
+	p.priorities += int64(c.Priority) - math.MinInt32 + 1
+	p.memory = p.memory.Add(c.Placement.Total())
 }
 
 // compareCost returns a negative number if p costs less than o, and a positive one if it costs more.

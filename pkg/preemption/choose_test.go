@@ -1,7 +1,6 @@
 package preemption_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -62,13 +61,6 @@ func node(size gpu.Memory, others []gpu.Memory, cpu int64, pods ...preemption.Po
 	}
 	n.Free = preemption.Amounts{cpu, free}
 	return n
-}
-
-// choose is Choose with the whole budget of a call for one node.
-func choose(n preemption.Node, request preemption.Request) (preemption.Victims, bool) {
-	budget := preemption.NewBudget(1)
-	budget.Next(context.Background())
-	return preemption.Choose(n, request, budget)
 }
 
 // units returns the demand of a pod that asks for memory of one card.
@@ -220,7 +212,7 @@ func TestChoose(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, ok := choose(test.node, preemption.Request{
+			got, ok := preemption.Choose(test.node, preemption.Request{
 				Demand: units(test.request), Resources: preemption.Amounts{test.cpu, int64(test.request)},
 			})
 			if ok != (len(test.want) > 0) {
@@ -231,7 +223,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The sets of cards that are too small for the request aren't visited: of 64 cards there are 2⁶⁴, and the test would not end.
+// The sets of cards aren't all tried: of 64 cards there are 2⁶⁴, and the test would not end.
 func TestChooseOfManyCards(t *testing.T) {
 	var pods []preemption.Pod
 	var want []gpu.PodUID
@@ -240,12 +232,26 @@ func TestChooseOfManyCards(t *testing.T) {
 		pods, want = append(pods, on(card, 16, uid)), append(want, uid)
 	}
 	n := node(16, make([]gpu.Memory, gpu.MaxCards), 0, pods...)
-	got, ok := choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}})
+	got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}})
 	if diff := cmp.Diff(want, got.Pods); diff != "" || !ok {
 		t.Errorf("all cards: %v (-want +got):\n%s", ok, diff)
 	}
 	n.Cards[0].Used, n.Pods = 16, n.Pods[1:]
-	if got, ok := choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}}); ok {
+	if got, ok := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: gpu.MaxCards, Memory: 16}}); ok {
 		t.Errorf("one of them can't be freed: %v", got)
 	}
+}
+
+// Two pods have two cards each. The plan has both cards of one pod rather than a card of each.
+func TestChooseCardsOfOnePod(t *testing.T) {
+	wide := func(uid gpu.PodUID, cards ...int) preemption.Pod {
+		p := preemption.Pod{UID: uid, Requests: preemption.Amounts{0, 32}}
+		for _, card := range cards {
+			p.Placement = append(p.Placement, gpu.Share{Card: card, Memory: 16})
+		}
+		return p
+	}
+	n := node(16, make([]gpu.Memory, 4), 0, wide("a", 0, 2), wide("b", 1, 3))
+	got, _ := preemption.Choose(n, preemption.Request{Demand: gpu.Demand{Cards: 2, Memory: 16}, Resources: preemption.Amounts{0, 32}})
+	check.Equal(t, "the result", preemption.Victims{Pods: []gpu.PodUID{"a"}}, got)
 }

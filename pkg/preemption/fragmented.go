@@ -1,10 +1,6 @@
 package preemption
 
-import (
-	"context"
-
-	"github.com/gpushare/gpushare/pkg/placement"
-)
+import "github.com/gpushare/gpushare/pkg/placement"
 
 // Fragmented reports whether only fragmentation keeps the request off the node: the node's free resources cover the
 // request, and too few cards have room, although they would be large enough.
@@ -21,16 +17,12 @@ type Candidate struct {
 }
 
 // ChooseNode returns the cheapest victims over all nodes, by the order of Choose; among equal ones, those of the first
-// node. No pod may be marked as proposed. ChooseNode returns false if not enough cards can be freed. It leaves out nodes for which the
-// budget isn't enough.
-func ChooseNode(ctx context.Context, nodes []Node, request Request, budget *Budget) (Candidate, bool) {
+// node. No pod may be marked as proposed. ChooseNode returns false if not enough cards can be freed.
+func ChooseNode(nodes []Node, request Request) (Candidate, bool) {
 	var best *plan
 	at := 0
 	for i, node := range nodes {
-		if !budget.Next(ctx) {
-			break
-		}
-		p := node.cheapest(request, budget)
+		p := node.cheapest(request)
 		if p != nil && len(p.pods) > 0 && (best == nil || p.compareCost(best) < 0) {
 			best, at = p, i
 		}

@@ -52,7 +52,7 @@ func TestChooseNode(t *testing.T) {
 		"no card can be freed on a node": {nodes: nodes{stuck}},
 		"no nodes":                       {},
 	} {
-		got, ok := preemption.ChooseNode(t.Context(), tc.nodes, request, preemption.NewBudget(len(tc.nodes)))
+		got, ok := preemption.ChooseNode(tc.nodes, request)
 		if diff := cmp.Diff(tc.want, got); diff != "" || ok != (tc.want.Pods != nil) {
 			t.Errorf("%s: %t (-want +got):\n%s", name, ok, diff)
 		}

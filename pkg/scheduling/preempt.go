@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -15,6 +16,9 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
+
+// maxPreempt limits the time for the choice of victims: kube-scheduler schedules no pod meanwhile.
+const maxPreempt = time.Second
 
 // Preempt corrects the victims of kube-scheduler's proposal for a pod, node by node, so that their eviction frees the
 // cards that the pod needs. It omits the nodes on which too few can be freed, and, in a call with very much work, those for which no time is
@@ -54,7 +58,9 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Preemptors free a card on these nodes, and violate no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
-	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, len(proposed), s.Clock.Now()).Victims(ctx, proposed)
+	limited, cancel := s.withTimeout(ctx, maxPreempt)
+	defer cancel()
+	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, s.Clock.Now()).Victims(limited, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
