@@ -47,15 +47,11 @@ type Cache struct {
 	budgetsSynced             cache.InformerSynced
 	pending                   pendingPods
 	handler                   Handler
-	// namespaces is true if namespaces are watched.
-	namespaces bool
 	// podGroups is nil if PodGroups are not watched.
 	podGroups PodGroupHandler
-	// podGroupsSynced is nil until it is known whether the API server has PodGroups.
-	podGroupsSynced atomic.Pointer[cache.InformerSynced]
 	// synced reports for each informer whether the handler has received its first list.
 	synced []cache.InformerSynced
-	// hindrance is why listing from the API server fails; nil if no failure is known.
+	// hindrance is why the API server has failed to answer or to list, the last time; nil if no failure is known.
 	hindrance atomic.Pointer[error]
 	// ready is closed when the cache is synced.
 	ready chan struct{}
@@ -78,29 +74,31 @@ func New(o Options) *Cache {
 
 // AddHandler registers the handler. It must be called once, before Run and before any other method.
 func (c *Cache) AddHandler(h Handler) error {
-	pods, err := c.podInformer.AddEventHandler(c.podEvents(h))
-	if err != nil {
-		return fmt.Errorf("watching pods: %w", err)
-	}
-	nodes, err := c.nodeInformer.AddEventHandler(nodeEvents(h))
-	if err != nil {
-		return fmt.Errorf("watching nodes: %w", err)
-	}
 	c.handler = h
+	if err := c.watch("pods", c.podInformer, c.podEvents(h)); err != nil {
+		return err
+	}
+	return c.watch("nodes", c.nodeInformer, nodeEvents(h))
+}
+
+// watch adds event handlers to an informer, and makes the cache sync wait for them.
+func (c *Cache) watch(what string, informer cache.SharedIndexInformer, events cache.ResourceEventHandler) error {
+	handlers, err := informer.AddEventHandler(events)
+	if err == nil {
+		err = informer.SetWatchErrorHandlerWithContext(c.listFailed)
+	}
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", what, err)
+	}
 	// The handlers' own HasSynced: an informer's can return true before the handlers have received the whole list.
-	c.synced = []cache.InformerSynced{pods.HasSynced, nodes.HasSynced}
+	c.synced = append(c.synced, handlers.HasSynced)
 	return nil
 }
 
 // AddNamespaceHandler registers a handler for namespaces, and makes the cache sync wait for them. Without it they are not
 // watched. It must be called after AddHandler and before Run.
 func (c *Cache) AddNamespaceHandler(h NamespaceHandler) error {
-	namespaces, err := c.factory.Core().V1().Namespaces().Informer().AddEventHandler(namespaceEvents(h))
-	if err != nil {
-		return fmt.Errorf("watching namespaces: %w", err)
-	}
-	c.namespaces, c.synced = true, append(c.synced, namespaces.HasSynced)
-	return nil
+	return c.watch("namespaces", c.factory.Core().V1().Namespaces().Informer(), namespaceEvents(h))
 }
 
 // Pod returns the pod with the name.

@@ -22,32 +22,22 @@ type PodGroupHandler interface {
 	PodGroupDeleted(namespace, name string)
 }
 
-// discoveryInterval is the pause between attempts to find out whether the API server has PodGroups.
-const discoveryInterval = time.Second
+// discoveryInterval is the pause between attempts to find out whether the API server has PodGroups, and discoveryTimeout bounds one.
+const discoveryInterval, discoveryTimeout = time.Second, 3 * time.Second
 
 // AddPodGroupHandler registers a handler for PodGroups, and makes the cache sync wait for them if the API server has any. Without it
 // they are not watched. It must be called after AddHandler and before Run.
-func (c *Cache) AddPodGroupHandler(h PodGroupHandler) {
-	c.podGroups = h
-	c.synced = append(c.synced, func() bool {
-		synced := c.podGroupsSynced.Load()
-		return synced != nil && (*synced)()
-	})
-}
+func (c *Cache) AddPodGroupHandler(h PodGroupHandler) { c.podGroups = h }
 
-// startPodGroups prepares the watch of PodGroups if a handler is registered and the API server has them. It waits until the API
+// watchPodGroups prepares the watch of PodGroups if a handler is registered and the API server has them. It waits until the API
 // server answers, or ctx ends.
-func (c *Cache) startPodGroups(ctx context.Context) {
-	if c.podGroups == nil {
-		return
-	}
+func (c *Cache) watchPodGroups(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	var synced cache.InformerSynced = func() bool { return true }
-	defer func() { c.podGroupsSynced.Store(&synced) }()
 	served, err := c.hasPodGroups(ctx)
 	for err != nil {
 		hindrance := err
 		c.hindrance.Store(&hindrance)
+		logger.Info("Waiting for the API server", "reason", err.Error())
 		select {
 		case <-ctx.Done():
 			return
@@ -55,24 +45,24 @@ func (c *Cache) startPodGroups(ctx context.Context) {
 		}
 		served, err = c.hasPodGroups(ctx)
 	}
-	if !served {
+	switch {
+	case c.podGroups == nil:
+		return
+	case !served:
 		logger.Info("Native groups are off, because the API server has no PodGroups: pods with spec.schedulingGroup are placed one by one. "+
 			"PodGroups need the feature gate GenericWorkload, and --runtime-config="+podGroupVersion+"=true; restart the extender afterwards",
 			"groupVersion", podGroupVersion)
 		return
 	}
 	c.podGroups.PodGroupsServed()
-	// It fails for an informer that has stopped only, and this one begins later.
-	if events, err := c.factory.Scheduling().V1beta1().PodGroups().Informer().AddEventHandler(podGroupEvents(c.podGroups)); err == nil {
-		synced = events.HasSynced
-	}
+	_ = c.watch("podgroups", c.factory.Scheduling().V1beta1().PodGroups().Informer(), podGroupEvents(c.podGroups)) // It begins later, so this can't fail.
 	logger.Info("Native groups are on", "groupVersion", podGroupVersion)
 }
 
 var podGroupVersion = schedulingv1beta1.SchemeGroupVersion.String()
 
 func (c *Cache) hasPodGroups(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
 	list, err := c.Client.Discovery().ServerResourcesForGroupVersionWithContext(ctx, podGroupVersion)
 	switch {
@@ -82,17 +72,6 @@ func (c *Cache) hasPodGroups(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("finding out whether the API server has PodGroups: %w", err)
 	}
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }), nil
-}
-
-// listPodGroups lists a PodGroup if they are watched.
-func (c *Cache) listPodGroups(ctx context.Context, options metav1.ListOptions) error {
-	if c.podGroups == nil {
-		return nil
-	}
-	if _, err := c.Client.SchedulingV1beta1().PodGroups(metav1.NamespaceAll).List(ctx, options); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("listing podgroups: %w", err)
-	}
-	return nil
 }
 
 func podGroupEvents(h PodGroupHandler) cache.ResourceEventHandler {

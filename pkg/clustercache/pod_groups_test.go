@@ -95,12 +95,13 @@ func TestPodGroupWatch(t *testing.T) {
 // TestPodGroupsForbidden: without the right to list PodGroups, the reason is shown.
 func TestPodGroupsForbidden(t *testing.T) {
 	client := clientfake.NewClientset()
+	client.Resources = append(client.Resources, &metav1.APIResourceList{GroupVersion: podGroupVersion, APIResources: []metav1.APIResource{{Name: "podgroups"}}})
 	client.PrependReactor("list", "podgroups", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schedulingv1beta1.Resource("podgroups"), "", errors.New("no rights"))
 	})
 	c := New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin)})
+	check.Must(t, c.AddHandler(newEvents()))
 	c.AddPodGroupHandler(make(podGroupEventsSeen, 1))
-	if err := c.probe(t.Context()); err == nil || !strings.Contains(err.Error(), "no rights") {
-		t.Errorf("error %v", err)
-	}
+	await.Run(t, c.Run)
+	await.True(t, "the reason", func() bool { return strings.Contains(c.Ready().Error(), "no rights") })
 }

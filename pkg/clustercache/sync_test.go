@@ -22,22 +22,16 @@ func TestSyncHindrance(t *testing.T) {
 	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("the network is down")
 	})
-	fakeClock := clocktesting.NewFakeClock(begin)
-	c := New(Options{Client: client, Clock: fakeClock, CacheSynced: func(time.Duration) { t.Error("the cache is synced") }})
+	c := New(Options{Client: client, Clock: clocktesting.NewFakeClock(begin), CacheSynced: func(time.Duration) { t.Error("the cache is synced") }})
 	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
 		t.Errorf("Ready without a handler: %v, want ErrNotSynced", err)
 	}
 	handler := newEvents()
 	check.Must(t, c.AddHandler(handler))
 	stop := await.Run(t, c.Run)
-	await.True(t, "the ticker", fakeClock.HasWaiters)
-	if err := c.Ready(); !errors.Is(err, ErrNotSynced) {
-		t.Errorf("Ready before the lists: %v, want ErrNotSynced", err)
-	}
 	await.True(t, "the reason", func() bool {
-		fakeClock.Step(syncPatience)
 		err := c.Ready()
-		return errors.Is(err, ErrNotSynced) && strings.Contains(err.Error(), "listing nodes: the network is down")
+		return errors.Is(err, ErrNotSynced) && strings.Contains(err.Error(), "the network is down")
 	})
 	stop()
 	if len(handler.synced) > 0 {
