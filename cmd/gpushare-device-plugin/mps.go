@@ -90,7 +90,7 @@ func (o mpsOptions) serve(ctx context.Context) error {
 			return fmt.Errorf("--listen-address: %w", err)
 		}
 		group.Go(func() error {
-			return connlimit.Serve(ctx, listener, connlimit.Limits{Total: 64, PerSource: 16}, nil, supervisor.Handler())
+			return connlimit.Serve(ctx, listener, 64, nil, supervisor.Handler())
 		})
 	}
 	group.Go(func() error { return supervisor.Run(ctx) })

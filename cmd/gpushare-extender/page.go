@@ -59,9 +59,8 @@ func (p *page) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.board.Run(ctx) })
 	klog.FromContext(ctx).Info("Serving the web page", "address", p.listener.Addr().String(), "tls", p.tls != nil)
-	limits := connlimit.Limits{Total: webui.MaxConnections, PerSource: webui.MaxConnections}
 	g.Go(func() error {
-		if err := connlimit.Serve(ctx, p.listener, limits, p.tls, p.board.Handler()); err != nil {
+		if err := connlimit.Serve(ctx, p.listener, webui.MaxConnections, p.tls, p.board.Handler()); err != nil {
 			return fmt.Errorf("serving the web page: %w", err)
 		}
 		return nil

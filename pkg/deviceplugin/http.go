@@ -15,8 +15,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
-// connections limits the open connections. The limits are far above what probes and scrapers need.
-var connections = connlimit.Limits{Total: 256, PerSource: 32}
+// maxConnections limits the open connections. It is far above what probes and scrapers need.
+const maxConnections = 256
 
 // maxScrapes bounds the number of concurrent scrapes.
 const maxScrapes = 8
@@ -89,7 +89,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, wha
 		return nil
 	}
 	klog.FromContext(ctx).Info("Serving", "what", what, "address", listener.Addr().String())
-	if err := connlimit.Serve(ctx, listener, connections, nil, handler); err != nil {
+	if err := connlimit.Serve(ctx, listener, maxConnections, nil, handler); err != nil {
 		return fmt.Errorf("serving %s: %w", what, err)
 	}
 	return nil

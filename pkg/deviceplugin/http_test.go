@@ -53,7 +53,7 @@ func TestIdleConnections(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check.Must(t, err)
 	go func() { _ = serve(t.Context(), listener, p.handler(), "health") }()
-	for range 2 * connections.Total {
+	for range 2 * maxConnections {
 		conn, err := net.Dial("tcp", listener.Addr().String())
 		check.Must(t, err)
 		defer conn.Close()

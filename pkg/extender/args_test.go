@@ -88,18 +88,3 @@ func TestNamesOutliveTheBuffer(t *testing.T) {
 		t.Errorf("the first request's names are now %q", first)
 	}
 }
-
-// A kept buffer is empty, and not a large one.
-func TestBuffersKept(t *testing.T) {
-	var b bodies
-	used, large := b.buffer(1), b.buffer(1)
-	used.WriteString("something")
-	large.Grow(maxKept + 1)
-	b.keep(used)
-	b.keep(large)
-	for range 2 {
-		if again := b.buffer(1); again.Len() != 0 || again.Cap() > maxKept {
-			t.Errorf("a buffer of %d bytes contains %q", again.Cap(), again)
-		}
-	}
-}

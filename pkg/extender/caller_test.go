@@ -128,12 +128,11 @@ func TestAuthorizeMetrics(t *testing.T) {
 	}
 }
 
-// Idle connections, from one source or from many, don't keep the server from answering probes.
+// Idle connections don't keep the server from answering probes.
 func TestIdleConnections(t *testing.T) {
 	s := serveWith(t.Context(), t, newServer(&fakeScheduler{}).ServeHealth)
-	for i := range 3 * healthLimits.Total {
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i%100))}}
-		conn, err := dialer.Dial("tcp", s.address)
+	for range 3 * healthLimit {
+		conn, err := net.Dial("tcp", s.address)
 		check.Must(t, err)
 		defer conn.Close()
 		_, _ = io.WriteString(conn, rawLivez) // It fails if a later connection has already displaced this one.
@@ -152,7 +151,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 	server := newServer(&fakeScheduler{}, func(o *Options) {
 		o.ClientNames, o.TLS = []string{"kube-scheduler"}, ca.serverTLS(ca.caFile(), ignoreExpiry)
 	})
-	server.strangers.PerSource = 32 // So many connections that send nothing are opened before the first of them is closed for that.
+	server.strangers = 32 // So many connections that send nothing are opened before the first of them is closed for that.
 	s := serve(t, server)
 	connect := func(name string) *tls.Conn {
 		conn, err := tls.Dial("tcp", s.address, ca.client(ca.issue(name, 3)).Transport.(*http.Transport).TLSClientConfig)
@@ -175,7 +174,7 @@ func TestAcceptedClientKeepsConnection(t *testing.T) {
 	for _, conn := range []*tls.Conn{scheduler, tenant} {
 		check.Must(t, livez(conn))
 	}
-	for range server.strangers.PerSource {
+	for range server.strangers {
 		s.dial(t, "")
 	}
 	_ = tenant.SetReadDeadline(time.Now().Add(30 * time.Second))

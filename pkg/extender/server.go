@@ -30,8 +30,6 @@ import (
 const Prefix = "/gpushare-scheduler"
 
 const (
-	// maxBody limits a request's body, in bytes: far above 5,000 node names with a large pod, far below the available memory.
-	maxBody = 16 << 20
 	// maxHeader limits a request's header, in bytes. A header takes several times as much memory once it is parsed. A bearer
 	// token has one or two kilobytes.
 	maxHeader = 8 << 10
@@ -108,12 +106,11 @@ type Options struct {
 // Server answers HTTP.
 type Server struct {
 	Options
-	// stopGrace and readTimeout are the constants, except in tests, and strangers is strangerLimits.
+	// stopGrace and readTimeout are the constants, except in tests, and strangers is strangerLimit.
 	stopGrace, readTimeout time.Duration
-	strangers              connlimit.Limits
+	strangers              int
 	// inFlight is the number of kube-scheduler's calls in flight, without the binds whose answers are held.
 	inFlight atomic.Int64
-	bodies   bodies
 	pacer    pacer
 	// rejections limits the log lines about rejected requests.
 	rejections rate.Sometimes
@@ -124,10 +121,10 @@ type Server struct {
 // NewServer returns a Server with these options.
 func NewServer(o Options) *Server {
 	s := &Server{
-		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, strangers: strangerLimits, bodies: bodies{limit: maxBodies},
+		Options: o, stopGrace: stopGrace, readTimeout: readTimeout, strangers: strangerLimit,
 		rejections: rate.Sometimes{First: 1, Interval: time.Minute}, pacer: pacer{longest: maxHold, spare: map[net.Conn]struct{}{}},
 	}
-	s.metrics = few(maxReaders, s.getMetrics)
+	s.metrics = limitConcurrent(maxReaders, s.getMetrics)
 	if o.AuthorizeMetrics != nil {
 		s.metrics = o.AuthorizeMetrics(s.metrics)
 	}
@@ -141,7 +138,7 @@ func (s *Server) Handler() http.Handler {
 	r.HandlerFunc(http.MethodPost, Prefix+"/prioritize", verb(s, "prioritize", s.prioritize, nil))
 	r.HandlerFunc(http.MethodPost, Prefix+"/bind", verb(s, "bind", s.bind, bindError))
 	r.HandlerFunc(http.MethodPost, Prefix+"/preempt", verb(s, "preempt", s.preempt, nil))
-	r.HandlerFunc(http.MethodGet, Prefix+"/inspect", s.clientsOnly(few(maxReaders, s.inspectAll)))
+	r.HandlerFunc(http.MethodGet, Prefix+"/inspect", s.clientsOnly(limitConcurrent(maxReaders, s.inspectAll)))
 	r.HandlerFunc(http.MethodGet, Prefix+"/inspect/:node", s.clientsOnly(s.inspectNode))
 	return s.withHealth(r)
 }
@@ -187,11 +184,11 @@ func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
 
 // Serve answers on the listener until ctx ends, then waits for the requests in flight.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	limits := callerLimits
+	limit := callerLimit
 	if len(s.ClientNames) > 0 {
-		limits = s.strangers
+		limit = s.strangers
 	}
-	limited := connlimit.New(listener, limits)
+	limited := connlimit.New(listener, limit)
 	listener = limited
 	handler := s.Handler()
 	if s.TLS != nil {
@@ -227,7 +224,7 @@ func (s *Server) exemptClient(limited *connlimit.Listener, c net.Conn, state htt
 // ServeHealth answers probes and scrapers on a separate listener in plain HTTP. It is for probes and scrapers that can't
 // reach the main listener, or that have no certificate for it.
 func (s *Server) ServeHealth(ctx context.Context, listener net.Listener) error {
-	return s.serve(ctx, connlimit.New(listener, healthLimits), &http.Server{
+	return s.serve(ctx, connlimit.New(listener, healthLimit), &http.Server{
 		Handler:      loopback.Handler(listener.Addr(), s.HealthHandler()),
 		ReadTimeout:  headerTimeout,
 		WriteTimeout: healthWriteTimeout,

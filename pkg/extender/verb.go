@@ -20,10 +20,11 @@ import (
 func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, error), fail func(error) any) http.HandlerFunc {
 	return s.schedulerOnly(name, func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		args := new(A)
-		body := s.bodies.of(w, r)
-		defer body.forget()
-		reply, outcome, err := any(nil), OutcomeError, body.decode(args)
+		args, reply, outcome := new(A), any(nil), OutcomeError
+		body, err := readBody(w, r)
+		if err == nil {
+			err = decode(body, args)
+		}
 		// The call is counted before Answer is called: a leader that hands over stops answering and awaits the counted calls.
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
@@ -39,7 +40,7 @@ func verb[A any](s *Server, name string, answer func(context.Context, *A) (any, 
 		}
 		switch {
 		case err == nil:
-			s.writeReply(w, r, reply)
+			writeReply(w, r, reply)
 		case fail != nil:
 			write(w, r, http.StatusOK, fail(err))
 		case outcome == OutcomePanic:
@@ -78,20 +79,18 @@ func guarded[A any](ctx context.Context, name string, args *A, answer func(conte
 
 var errInternal = errors.New("internal error, see the extender's log")
 
-// writeReply answers with a verb's reply. It builds filter's answer, which can be large, in a buffer that is kept for later requests.
-func (s *Server) writeReply(w http.ResponseWriter, r *http.Request, reply any) {
+// writeReply answers with a verb's reply.
+func writeReply(w http.ResponseWriter, r *http.Request, reply any) {
 	filtered, ok := reply.(filterAnswer)
 	if !ok {
 		write(w, r, http.StatusOK, reply)
 		return
 	}
 	const typical = 128 // Bytes of a node's name and reason.
-	buffer := s.bodies.buffer(int64(typical * len(filtered.Reasons)))
-	defer s.bodies.keep(buffer)
-	buffer.Write(append(filtered.appendJSON(buffer.AvailableBuffer()), '\n'))
+	text := append(filtered.appendJSON(make([]byte, 0, typical*(1+len(filtered.Reasons)))), '\n')
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(buffer.Len()))
-	_, err := w.Write(buffer.Bytes())
+	w.Header().Set("Content-Length", strconv.Itoa(len(text)))
+	_, err := w.Write(text)
 	logUnsent(r, err)
 }
 
