@@ -48,11 +48,6 @@ Largest Free Piece: 16 GiB of 48 GiB free, on kind-a and 2 other nodes
 Allocated/Total GPU Memory In Cluster:
 0/48 (0%)
 `},
-		"simulated cards, wide": {simulated, writeTable, format{wide: true, rowsOnly: true}, `
-kind-a  10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4 (simulated)  -
-kind-b  10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4 (simulated)  -
-real    10.0.0.1  0/16  0/16  16  GiB  1 x Tesla T4              -
-`},
 		"simulated cards, details": {func(t *testing.T) Objects { return Objects{Nodes: simulated(t).Nodes[1:2]} }, writeDetails, format{}, `
 NAME:       kind-b
 IPADDRESS:  10.0.0.1
@@ -118,33 +113,6 @@ Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY                                                                                          AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
 default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        -      -      default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
-`},
-		"details list the problems of nodes and pods": {sick, writeDetails, format{}, `
-NAME:       node-a
-IPADDRESS:  10.0.0.1
-UNIT:       GiB
-
-NAMESPACE    NAME      GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  STATUS
-default      over      10               0                0                   Running
-default      under     8                0                0                   Terminating
-default      vanished  0                0                3                   Running
-default      cardless  0                0                4                   Pending, no card chosen
-default      garbled   0                0                1                   Running, annotation ALIYUN_COM_GPU_MEM_IDX: "x\x1b[2J" is not a card index
-Allocated :  26 (81%)
-Total :      32
-Problems :   GPU0 is oversubscribed: 18 of 16 (GiB)
-             GPU1 is unhealthy: Xid 79: fell off the bus
-             pods hold 3 (GiB) of GPU7, which the node doesn't report
-             pods whose card is not known hold 5 (GiB)
-------------------------------------------------------------------------------------------------------------------------
-
-Largest Free Piece: none
-Allocated/Total GPU Memory In Cluster:  26/32 (81%)
-
-Pending Pods:
-NAMESPACE  NAME     REQUEST  CAUSE                  WHY
-default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a
-ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z
 `},
 		"details are in each node's own unit": {mixed, writeDetails, format{}, `
 NAME:       in-256
@@ -268,12 +236,6 @@ default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of the
 default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet                                                                                            -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards                                                                              -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
-		"pending pods with several cards and cores": {severalCards, writePending, format{}, `
-NAMESPACE  NAME    REQUEST   CAUSE            WHY
-default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards
-default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet
-default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards
-`},
 		"YAML with everything in it": {sick, structured(outputYAML), format{}, `
 ---
 apiVersion: inspect.gpushare.aliyun.com/v1
@@ -385,50 +347,6 @@ pendingPods:
   request: 2
   schedulerName: default-scheduler
   uid: uid-fresh
-problems: []
-requestProblems: []
-`},
-		"YAML of a node without an inventory": {legacy, structured(outputYAML), format{}, `
----
-apiVersion: inspect.gpushare.aliyun.com/v1
-cluster:
-  allocated: 7
-  free: 8
-  largestFree: 8
-  percent: 46
-  total: 15
-  unit: GiB
-kind: GPUShareReport
-nodes:
-- address: 10.0.0.1
-  allocated: 7
-  cards:
-  - allocated: 7
-    healthy: true
-    index: 0
-    oversubscribed: false
-    total: 15
-  free: 8
-  largestFree: 8
-  name: "n"
-  percent: 46
-  pods:
-  - name: p
-    namespace: default
-    phase: Running
-    request: 7
-    shares:
-    - card: 0
-      memory: 7
-    terminating: false
-    uid: uid-p
-  problems: []
-  total: 15
-  unit: GiB
-  unitInferred: true
-  unknownCard: 0
-nodesWithoutCards: []
-pendingPods: []
 problems: []
 requestProblems: []
 `},

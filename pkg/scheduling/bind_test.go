@@ -3,17 +3,13 @@ package scheduling
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/clustercache"
@@ -364,112 +360,5 @@ func TestBindAfterTakeOver(t *testing.T) {
 			t.Errorf("to a card that the former leader gave away: %v, want ErrNoRoom", err)
 		}
 		f.want(theirs, "bound n1 card 0")
-	})
-}
-
-// Many pods are bound in parallel by an API server that rejects writes and loses answers, and some pods end meanwhile.
-// No card is ever overcommitted, and in the end the ledger equals the API server's state.
-func TestParallelBinds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const memory, pods = 100, 300
-		names := []string{"n1", "n2", "n3"}
-		node := func(name string) *corev1.Node { return fake.Node(name, memory, memory, memory, memory) }
-		f := start(t, Options{}, node("n1"), node("n2"), node("n3"))
-
-		seed := rand.Uint64() // The time in a bubble is the same in each run.
-		t.Logf("seed %d", seed)
-		var mu sync.Mutex
-		random := rand.New(rand.NewPCG(seed, 1))
-		roll := func(n int) int {
-			mu.Lock()
-			defer mu.Unlock()
-			return random.IntN(n)
-		}
-		f.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
-			switch roll(6) {
-			case 0:
-				return errForbidden
-			case 1:
-				return errLost
-			case 2:
-				if err := f.server.Commit(b); err != nil {
-					return err
-				}
-				return apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
-			}
-			return f.server.Commit(b)
-		}})
-
-		// placements returns where the API server's state, on which the nodes act, has each pod. It checks the sums.
-		placements := func() map[gpu.PodUID]string {
-			out, used := map[gpu.PodUID]string{}, map[string]gpu.Memory{}
-			for _, pod := range f.server.Pods() {
-				if pod.Spec.NodeName == "" {
-					continue
-				}
-				cards, err := protocol.PodPlacement(pod)
-				if err != nil {
-					t.Errorf("%s: %v", pod.Name, err)
-				}
-				where := fmt.Sprint(pod.Spec.NodeName, " ", cards)
-				if used[where] += cards.Total(); used[where] > memory {
-					t.Errorf("%s: %d of %d are used", where, used[where], memory)
-				}
-				out[gpu.PodUID(pod.UID)] = "bound " + where
-			}
-			return out
-		}
-
-		var wg sync.WaitGroup
-		work := make(chan *corev1.Pod)
-		for range 16 {
-			wg.Go(func() {
-				for pod := range work {
-					f.server.Set(pod)
-					if roll(2) == 0 {
-						f.send(pod)
-					}
-					for range 6 {
-						err := f.Bind(context.Background(), request(pod, names[roll(len(names))]))
-						placements()
-						if err == nil {
-							break
-						}
-					}
-					if now := f.server.Get(pod); now.Spec.NodeName != "" {
-						f.send(now)
-						if roll(2) == 0 { // The pod ends, and its memory is freed.
-							f.server.Remove(pod)
-							f.sendGone(pod)
-						}
-					}
-				}
-			})
-		}
-		for i := range pods {
-			work <- fake.Pod(fmt.Sprintf("p%d", i), int64(1+roll(60)))
-		}
-		close(work)
-		wg.Wait()
-
-		want := placements()
-		if len(want) == 0 {
-			t.Fatal("nothing was bound: this test shows nothing")
-		}
-		f.clock.Step(f.BindDeadline())
-		f.pass("the ledger to equal the API server's state", func() bool {
-			got := map[gpu.PodUID]string{}
-			for _, node := range f.ledger.Nodes() {
-				for _, a := range node.Allocations {
-					got[a.UID] = f.allocation(a.UID)
-				}
-			}
-			return cmp.Equal(want, got)
-		})
-		for _, result := range []reasons.Result{reasons.ResultBound, reasons.ResultRejected, reasons.ResultUnconfirmed, reasons.ResultNoRoom} {
-			if f.observer.Count("bind "+string(result)) == 0 {
-				t.Errorf("no bind had the result %s: this test shows less than it should", result)
-			}
-		}
 	})
 }

@@ -18,8 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/fake"
@@ -29,8 +27,8 @@ const (
 	// etcdLimit is about the size of the largest object that an API server with etcd's default limit accepts, and annotationLimit that of all
 	// annotations of an object.
 	etcdLimit, annotationLimit = 1_400_000, 250_000
-	// The odd pods of one kind are spread over namespaces, beside plain pods.
-	oddPods, oddNamespaces, plainPods, oddNodes = 500, 50, 10_000, 100
+	// The odd pods of one kind are spread over namespaces.
+	oddPods, oddNamespaces, oddNodes = 150, 15, 10
 )
 
 // oddity grows one field of a pod that the extender reads. add adds an element to it; text is different for each element and pod.
@@ -85,7 +83,6 @@ func annotateJSON(key, begin, end string, entry func(n int) string) oddity {
 var group = map[string]string{protocol.LabelGroupName: "odd", protocol.LabelGroupSize: "2"}
 
 var oddities = map[string]oddity{
-	"labels": {add: func(pod *corev1.Pod, text string) { metav1.SetMetaDataLabel(&pod.ObjectMeta, text, "") }},
 	"labels of a bound pod": {bound: true, add: func(pod *corev1.Pod, text string) {
 		metav1.SetMetaDataLabel(&pod.ObjectMeta, text, "")
 	}},
@@ -139,21 +136,11 @@ var oddities = map[string]oddity{
 		expression := &required.NodeSelectorTerms[0].MatchExpressions[0]
 		expression.Values = append(expression.Values, text)
 	}},
-	"preferred node affinity": {add: func(pod *corev1.Pod, text string) {
-		affinity := affinityOf(pod).NodeAffinity
-		affinity.PreferredDuringSchedulingIgnoredDuringExecution = append(affinity.PreferredDuringSchedulingIgnoredDuringExecution,
-			corev1.PreferredSchedulingTerm{Weight: 1, Preference: corev1.NodeSelectorTerm{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: text, Operator: corev1.NodeSelectorOpExists}},
-			}})
-	}},
 	"anti-affinity of a group's member": {add: func(pod *corev1.Pod, text string) {
 		affinity := affinityOf(pod).PodAntiAffinity
 		affinity.RequiredDuringSchedulingIgnoredDuringExecution = append(affinity.RequiredDuringSchedulingIgnoredDuringExecution,
 			corev1.PodAffinityTerm{TopologyKey: "a", Namespaces: []string{text}})
 		maps.Copy(labelsOf(pod), group)
-	}},
-	"tolerations": {add: func(pod *corev1.Pod, text string) {
-		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: text, Operator: corev1.TolerationOpExists})
 	}},
 	"spread": {add: func(pod *corev1.Pod, text string) {
 		pod.Spec.TopologySpreadConstraints = append(pod.Spec.TopologySpreadConstraints,
@@ -264,14 +251,14 @@ func sizeOfAnnotations(pod *corev1.Pod) (size int) {
 	return size
 }
 
-// oddCluster is an extender for nodes with plain pods. The test reports further pods by the watch.
+// oddCluster is an extender for empty nodes. The test reports further pods by the watch.
 type oddCluster struct {
 	*fixture
 	watch *watch.FakeWatcher
 	nodes []string
 }
 
-func startOddCluster(t testing.TB) *oddCluster {
+func startOddCluster(t *testing.T) *oddCluster {
 	c := &oddCluster{watch: watch.NewFake()}
 	var objects []kruntime.Object
 	for i := range oddNodes {
@@ -293,15 +280,7 @@ func startOddCluster(t testing.TB) *oddCluster {
 		return true, c.watch, nil
 	})
 	c.run()
-	for i := range plainPods {
-		edits := []fake.PodEdit{fake.Priority(int32(i % 2 * 100)), fake.Label(fmt.Sprint(i % 100))}
-		if i%2 == 0 {
-			edits = append(edits, fake.Bound(c.nodes[i%oddNodes], i/2%2))
-		}
-		c.report(fake.Pod(fmt.Sprint("plain-", i), 1, edits...))
-	}
 	await.True(c.t, "the cache sync", func() bool { return c.Ready() == nil && c.cache.BudgetsSynced() })
-	c.awaitPod("default", fmt.Sprint("plain-", plainPods-1))
 	return c
 }
 
@@ -388,44 +367,6 @@ func TestOddPods(t *testing.T) {
 				}
 				remove()
 			})
-		}
-	}
-}
-
-// BenchmarkOddPods measures what filter and preempt need for a plain pod beside plain pods, and beside odd pods of each kind too, which are bound or
-// pending.
-func BenchmarkOddPods(b *testing.B) {
-	c := startOddCluster(b)
-	measure := func(beside string) {
-		b.Run("filter, beside "+beside, func(b *testing.B) {
-			pod := fake.Pod("filtered", 1, fake.Priority(100))
-			for b.Loop() {
-				if len(c.filter(pod, c.nodes...).Passed) == 0 {
-					b.Fatal("no node passes")
-				}
-			}
-		})
-		b.Run("preempt, beside "+beside, func(b *testing.B) {
-			pod, proposed := fake.Pod("preemptor", 90, fake.Priority(200)), map[string]preemption.Victims{}
-			for i, node := range c.nodes {
-				proposed[node] = preemption.Victims{Pods: []gpu.PodUID{gpu.PodUID(fmt.Sprint("uid-plain-", 2*i))}}
-			}
-			for b.Loop() {
-				if _, err := c.Preempt(b.Context(), pod, proposed); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	measure("plain pods")
-	for _, accepted := range []bool{false, true} {
-		for _, name := range slices.Sorted(maps.Keys(oddities)) {
-			if accepted && oddities[name].anySize {
-				continue
-			}
-			remove := c.reportOdd(name, oddities[name], accepted)
-			measure(fmt.Sprintf("pods with odd %s, accepted: %v", name, accepted))
-			remove()
 		}
 	}
 }

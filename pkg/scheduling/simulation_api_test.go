@@ -42,9 +42,7 @@ type apiServer struct {
 	// configMap is the record of evictions.
 	configMap corev1.ConfigMap
 	// mute is until when no Binding is answered. Some take effect.
-	mute time.Duration
-	// away is until when Bindings don't arrive.
-	away    time.Duration
+	mute    time.Duration
 	budgets []*budget
 }
 
@@ -58,8 +56,6 @@ type apiPod struct {
 	job *job
 	// member is the pod's index in the job.
 	member, generation int
-	// revision is that of the template from which a StatefulSet created it.
-	revision int
 	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed. relabelled is when a label changed
 	// last.
 	counts     map[int]bool
@@ -94,8 +90,8 @@ type podSpec struct {
 	twoCards bool
 	extras
 	constraints
-	// cpu and ram are the requested CPUs and GiB of memory.
-	cpu, ram  int64
+	// cpu are the requested CPUs.
+	cpu       int64
 	priority  int32
 	group     string
 	size      int
@@ -115,15 +111,14 @@ type podSpec struct {
 }
 
 type apiNode struct {
-	name  string
-	cards []int64
-	sick  []bool
-	// cpu, ram and pods are the CPUs, the GiB of memory and the number of pods of the node.
-	cpu, ram, pods int64
-	zone           string
-	closed         bool
-	exists         bool
-	object         *corev1.Node
+	name   string
+	cards  []int64
+	sick   []bool
+	cpu    int64
+	zone   string
+	closed bool
+	exists bool
+	object *corev1.Node
 	// pooled is true if an autoscaler adds and removes the node.
 	pooled bool
 	// largest is the size that each card has, or had before changes that a watch hasn't reported: an extender learns late that a card
@@ -274,9 +269,6 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	requests := corev1.ResourceList{}
 	if spec.cpu > 0 {
 		requests[corev1.ResourceCPU] = quantity(spec.cpu)
-	}
-	if spec.ram > 0 {
-		requests[corev1.ResourceMemory] = quantity(spec.ram << 30)
 	}
 	object.Spec.Containers[0].Resources.Requests = requests
 	if spec.group != "" {
@@ -444,7 +436,7 @@ func (a *apiServer) setNode(n *apiNode) {
 	n.object.Spec.Unschedulable = n.closed
 	n.object.Status.Capacity = corev1.ResourceList{
 		protocol.ResourceMemory: quantity(sum), protocol.ResourceCount: quantity(int64(len(n.cards))),
-		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourceMemory: quantity(n.ram << 30), corev1.ResourcePods: quantity(n.pods),
+		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourcePods: quantity(110),
 	}
 	if slices.Contains(inventory.Features, protocol.FeatureCores) {
 		n.object.Status.Capacity[protocol.ResourceCores] = quantity(100 * int64(len(n.cards)))
@@ -480,10 +472,10 @@ func (a *apiServer) addNode(name, zone string, cpu int64, cards ...int64) *apiNo
 	return n
 }
 
-// newNode returns a node that isn't there yet, with 4 GiB for each CPU.
+// newNode returns a node that isn't there yet.
 func newNode(name, zone string, cpu int64, cards ...int64) *apiNode {
 	return &apiNode{
-		name: name, zone: zone, cpu: cpu, ram: 4 * cpu, pods: 110, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
+		name: name, zone: zone, cpu: cpu, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
 	}
 }
 

@@ -2,7 +2,6 @@ package scheduling
 
 import (
 	"errors"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// budget is a disruption budget with the part of its controller, which computes the status late.
+// budget is a disruption budget with the part of its controller, which computes the status.
 type budget struct {
 	api *apiServer
 	// label is the label of the pods in it, and least the number of healthy pods that it demands.
@@ -22,8 +21,6 @@ type budget struct {
 	least int
 	// object is never changed in place; nil once the budget was deleted.
 	object *policyv1.PodDisruptionBudget
-	// counting is true while the controller is about to compute the status.
-	counting bool
 }
 
 // randomBudgets creates budgets for a part of the pods, in each namespace.
@@ -45,7 +42,7 @@ func (w *world) addBudget(namespace, label string, least int) {
 	available := intstr.FromInt(least)
 	b.object = &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: label}, Spec: policyv1.PodDisruptionBudgetSpec{
 		MinAvailable: &available, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{label: "yes"}},
-	}}
+	}, Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: int32(least)}}
 	w.api.budgets = append(w.api.budgets, b)
 	b.publish()
 }
@@ -69,59 +66,29 @@ func (b *budget) covers(p *apiPod) bool {
 	return b.object != nil && p.object.Namespace == b.object.Namespace && p.object.Labels[b.label] != ""
 }
 
-// healthy reports whether the pod is ready and not about to be disrupted.
-func (b *budget) healthy(p *apiPod) bool {
-	_, disrupted := b.object.Status.DisruptedPods[p.name()]
-	return p.ready() && !disrupted
-}
-
-// change replaces the status.
-func (b *budget) change(how func(*policyv1.PodDisruptionBudgetStatus)) {
-	object := b.object.DeepCopy()
-	how(&object.Status)
-	b.object = object
-	b.publish()
-}
-
-// budgetsChanged lets the controller compute the status of the budgets that cover the pod.
+// budgetsChanged computes the status of the budgets that cover the pod.
 func (a *apiServer) budgetsChanged(p *apiPod) {
 	for _, b := range a.budgets {
-		if b.counting || !b.covers(p) {
-			continue
+		if b.covers(p) {
+			b.count()
 		}
-		b.counting = true
-		lag := a.w.between(10*time.Millisecond, 200*time.Millisecond)
-		if a.w.chance(0.2) { // The controller is busy.
-			lag = a.w.between(time.Second, 30*time.Second)
-		}
-		a.w.after(lag, b.count)
 	}
 }
 
 // count computes the status.
 func (b *budget) count() {
-	b.counting = false
-	if b.object == nil {
-		return
-	}
 	healthy := 0
-	disrupted := maps.Clone(b.object.Status.DisruptedPods)
 	for _, p := range b.api.order {
-		if !p.exists || !b.covers(p) {
-			continue
-		}
-		if b.healthy(p) {
+		if p.ready() && b.covers(p) {
 			healthy++
 		}
 	}
-	maps.DeleteFunc(disrupted, func(name string, _ metav1.Time) bool {
-		p := b.api.pods[name]
-		return p == nil || p.info.Leaving
-	})
-	b.change(func(s *policyv1.PodDisruptionBudgetStatus) {
-		s.CurrentHealthy, s.DesiredHealthy, s.DisruptionsAllowed = int32(healthy), int32(b.least), int32(max(0, healthy-b.least))
-		s.DisruptedPods = disrupted
-	})
+	if int(b.object.Status.CurrentHealthy) == healthy {
+		return
+	}
+	b.object = b.object.DeepCopy()
+	b.object.Status.CurrentHealthy, b.object.Status.DisruptionsAllowed = int32(healthy), int32(max(0, healthy-b.least))
+	b.publish()
 }
 
 // endBudgets deletes the budgets.
@@ -134,7 +101,7 @@ func (w *world) endBudgets() {
 }
 
 // disrupt asks the budgets of a pod for its eviction, as the API server does (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go).
-func (a *apiServer) disrupt(p *apiPod, dryRun bool) error {
+func (a *apiServer) disrupt(p *apiPod) error {
 	if !p.live() || p.info.Leaving || p.object.Status.Phase == corev1.PodPending {
 		return nil
 	}
@@ -150,9 +117,7 @@ func (a *apiServer) disrupt(p *apiPod, dryRun bool) error {
 	case len(covering) > 1:
 		return apierrors.NewInternalError(errors.New("this pod has more than one PodDisruptionBudget"))
 	}
-	b := covering[0]
-	status := b.object.Status
-	switch {
+	switch status := covering[0].object.Status; {
 	case !p.ready() && status.DesiredHealthy > 0 && status.CurrentHealthy >= status.DesiredHealthy:
 		return nil
 	case status.DisruptionsAllowed <= 0:
@@ -160,16 +125,7 @@ func (a *apiServer) disrupt(p *apiPod, dryRun bool) error {
 		err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
 		return err
-	case dryRun:
-		return nil
 	}
-	b.change(func(s *policyv1.PodDisruptionBudgetStatus) {
-		s.DisruptionsAllowed--
-		if s.DisruptedPods == nil {
-			s.DisruptedPods = map[string]metav1.Time{}
-		}
-		s.DisruptedPods[p.name()] = metav1.NewTime(virtualClock{a.w}.Now())
-	})
 	return nil
 }
 
@@ -192,7 +148,7 @@ func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, grace *int
 	case p.uid() != pod.UID:
 		return conflict(pod.Name, "another UID")
 	}
-	if err := a.disrupt(p, dryRun); err != nil || dryRun {
+	if err := a.disrupt(p); err != nil || dryRun {
 		return err
 	}
 	a.w.stats.evictions++

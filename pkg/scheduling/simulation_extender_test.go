@@ -61,9 +61,6 @@ func (w *world) newReplica(name string) *replica {
 		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: w.maxAge},
 		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{w}},
 	}
-	if w.keepPartial {
-		o.Gangs.OnFailure = gang.Keep
-	}
 	if w.worldOptions.replicas > 1 {
 		o.Leading = r.leading
 	} else {

@@ -37,10 +37,12 @@ func TestTurns(t *testing.T) {
 	group := func(size int, spec podSpec) func(c *crowd, name string) *memberSet {
 		return func(c *crowd, name string) *memberSet { return c.group(name, size, spec) }
 	}
+	takesCPU := func(c *crowd) func(name string) *memberSet {
+		return func(name string) *memberSet {
+			return c.single(name, podSpec{memory: 1, cpu: 1, lasts: c.between(minute/2, 2*minute), grace: time.Second})
+		}
+	}
 	all := map[string]turns{
-		"a large group beside single pods": {nodes: 4, cards: 2, within: 15 * minute, load: func(c *crowd) {
-			c.keepWaiting(8, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(minute, 2*minute))) })
-		}, item: group(6, of("a", 16, 0))},
 		"a large group beside groups of two": {nodes: 4, cards: 2, within: 15 * minute, load: func(c *crowd) {
 			c.keepWaiting(8, func(name string) *memberSet { return c.group(name, 2, of("b", 8, c.between(minute, 2*minute))) })
 		}, item: group(6, of("a", 16, 0))},
@@ -53,17 +55,13 @@ func TestTurns(t *testing.T) {
 				return c.single(name, spec)
 			})
 		}, item: single(of("a", 16, 0))},
-		"pods on the node's other card take each freed CPU": {nodes: 1, cards: 2, cpu: 1, within: 30 * minute, load: func(c *crowd) {
-			c.keepWaiting(2, func(name string) *memberSet {
-				spec := of("b", 2, c.between(minute, 2*minute))
-				spec.cpu = 1
-				return c.single(name, spec)
-			})
-		}, item: func(c *crowd, name string) *memberSet {
-			spec := of("a", 16, 0)
-			spec.cpu = 1
-			return c.single(name, spec)
-		}},
+		"a pod needs CPU of a node that small pods take, while another pod holds too much of the other node's": {nodes: 2, cards: 2, cpu: 4, within: 10 * minute, load: func(c *crowd) {
+			c.single("service", podSpec{memory: 1, cpu: 5})
+			c.keepWaiting(3, takesCPU(c))
+		}, item: single(podSpec{memory: 16, cpu: 4})},
+		"a group needs CPU of two nodes that small pods take": {nodes: 2, cards: 2, cpu: 4, within: 10 * minute, load: func(c *crowd) {
+			c.keepWaiting(3, takesCPU(c))
+		}, item: group(2, podSpec{memory: 16, cpu: 4})},
 		"a tenant of larger weight, for two cards of which the other one's pods always hold one": {
 			nodes: 1, cards: 2, within: 60 * minute, fair: abc(0, simTenant{"a", "3"}, simTenant{"b", "1"}), load: func(c *crowd) {
 				c.keepWaiting(2, func(name string) *memberSet { return c.single(name, of("b", 16, c.between(4*minute, 5*minute))) })

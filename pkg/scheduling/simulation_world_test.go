@@ -82,7 +82,6 @@ type worldOptions struct {
 	maxBackoff time.Duration
 	// popFromBackoff lets kube-scheduler try pods before their back-off is over if no other pod waits.
 	popFromBackoff bool
-	keepPartial    bool
 	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
 	mixed bool
 	// slow is how many times as long as usual kube-scheduler's cycles take, if it isn't 0: then pods queue.
@@ -92,8 +91,6 @@ type worldOptions struct {
 	fair   fairSharing
 	// brisk has many pods at a time that last for seconds, so that binds are frequent.
 	brisk bool
-	// brownouts are those of brisk worlds in which no Binding arrives for longer than its deadline. Pods come when their retries are due.
-	brownouts bool
 	// bindWindow is the longest time for which the extender collects binds.
 	bindWindow time.Duration
 	// fragmented lets the extender evict pods of lower priority for pods that only fragmentation keeps pending.
