@@ -3,7 +3,6 @@ package extender
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"testing"
@@ -184,39 +183,6 @@ func TestPreemptAnswer(t *testing.T) {
 	} {
 		got := answer[extenderv1.ExtenderPreemptionResult](t, post(h, "preempt", text(t, args)), 200)
 		check.Equal(t, "the result", meta("n1", 1, "uid-a", "uid-b"), got.NodeNameToMetaVictims)
-	}
-}
-
-// kube-scheduler 1.38 and later also proposes nodes on which it needs no victim, because filter has rejected them. Only on n1 a card can be
-// freed: a card of n2 has room by now, and the pods on n3 have the preemptor's priority.
-func TestPreemptEmptyProposals(t *testing.T) {
-	byUID := `"NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}, "n2": {"Pods": [], "NumPDBViolations": 0}, "n3": {"Pods": null}}`
-	whole := `"NodeNameToVictims": {"n1": {"Pods": null, "NumPDBViolations": 0}, "n2": {"Pods": [], "NumPDBViolations": 0}, "n3": {"Pods": []}}`
-	for name, test := range map[string]struct {
-		evictFragmented bool
-		proposal        string
-		want            map[string]*extenderv1.MetaVictims
-	}{
-		"a card is freed":                    {false, byUID, meta("n1", 0, "uid-a")},
-		"a card is freed, by whole pods":     {false, whole, meta("n1", 0, "uid-a")},
-		"the extender frees the card itself": {true, byUID, map[string]*extenderv1.MetaVictims{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := startCluster(t, func(o *scheduling.Options) { o.EvictFragmented = test.evictFragmented })
-			for _, pod := range []*corev1.Pod{
-				fake.Pod("a", 9, fake.Bound("n1", 0)), fake.Pod("b", 9, fake.Bound("n1", 1), fake.Priority(3)), fake.Pod("c", 9, fake.Bound("n2", 0)),
-				fake.Pod("d", 9, fake.Bound("n3", 0), fake.Priority(5)), fake.Pod("e", 9, fake.Bound("n3", 1), fake.Priority(5)),
-			} {
-				c.addPod(pod)
-			}
-			for node, allocations := range map[string]int{"n1": 2, "n2": 1, "n3": 2} {
-				c.addNode(node, 16, 16)
-				c.awaitNode(t, node, allocations)
-			}
-			body := fmt.Sprintf(`{"Pod": %s, %s}`, text(t, fake.Pod("p", 14, fake.Priority(5))), test.proposal)
-			got := answer[extenderv1.ExtenderPreemptionResult](t, post(newServer(c).Handler(), "preempt", body), 200)
-			check.Equal(t, "the result", test.want, got.NodeNameToMetaVictims)
-		})
 	}
 }
 

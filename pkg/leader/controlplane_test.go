@@ -3,7 +3,6 @@ package leader
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -109,39 +108,6 @@ func neverTwo(t *testing.T, a, b *replica) {
 			}
 		}
 	})
-}
-
-// TestHandOver stops leaders repeatedly. The retry period is a minute, so only the watch can make a hand-over fast.
-func TestHandOver(t *testing.T) {
-	c := startCluster(t)
-	start := func(address string) *replica {
-		o := options(client(t, c.kubeconfig), address)
-		o.LeaseDuration, o.RenewDeadline, o.RetryPeriod = 3*time.Minute, 2*time.Minute, time.Minute
-		return run(t, o)
-	}
-	leader := start("10.0.0.1")
-	leader.changes.awaitLeading(t)
-	var took []time.Duration
-	addresses := []string{"10.0.0.2", "10.0.0.1"}
-	for i := range 10 {
-		address := addresses[i%2]
-		standby := start(address)
-		// Wait until it has tried once, sleeps, and its watch runs.
-		await.True(t, "the next replica is on standby", func() bool {
-			standby.term.mu.Lock()
-			defer standby.term.mu.Unlock()
-			return standby.term.former.holder == leader.Identity && standby.term.heard.holder == leader.Identity
-		})
-		neverTwo(t, leader, standby)
-		begun := time.Now()
-		leader.stop()
-		await.True(t, "the next replica answers", func() bool { return standby.Answer() == nil })
-		took = append(took, time.Since(begun).Round(time.Millisecond))
-		await.True(t, "the next replica is published", func() bool { return c.published(t) == address })
-		leader = standby
-	}
-	slices.Sort(took)
-	t.Logf("time from the stop of a leader to the first answer of the next: %v", took)
 }
 
 // TestPartition disconnects the leader from the API server. It is replaced, reconnects as a standby, and leads again.

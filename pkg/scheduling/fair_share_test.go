@@ -156,57 +156,6 @@ func TestFairSharePlaceLost(t *testing.T) {
 	}
 }
 
-// The gates of a group open together. Its plan takes over the places, and the group is bound like any other.
-func TestFairShareGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGangFixture(t)
-		g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
-		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), g.pods[0])
-		g.pass("the first member's diagnosis", func() bool {
-			d := g.diagnose(g.pendingPods("job-0"))
-			return len(d) == 1 && d[0].Reason == reasons.WaitsForGroup
-		})
-		g.publishObject(g.pods[1])
-		g.passUntilOpened("job-0", "job-1")
-		g.want(g.pods[1], "assumed n1 card 0")
-		for i, pod := range g.pods {
-			g.pods[i] = fake.Edited(pod, ungated)
-			g.server.Set(g.pods[i])
-			g.publishObject(g.pods[i])
-		}
-		g.offer()
-		g.startBinds(t.Context(), 0, 1)
-		g.wantEnds(2, nil)
-		for _, pod := range g.pods {
-			g.want(pod, "bound n1 card 0")
-		}
-	})
-}
-
-// Writes fail, and another replica leads for a while: the gate is opened nevertheless, and only by the leader.
-func TestFairShareFaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var standby standby
-		pod := fake.Pod("p", 10, gated)
-		standby.Store(true)
-		f := startFair(t, FairShareOptions{}, standby.leading, namespace("default", nil), pod)
-		observer := f.FairShare.Observer.(*fake.Observer)
-		for range 20 {
-			f.clock.Step(tick)
-		}
-		f.server.Answer(fake.Answers{Open: errors.New("not now")})
-		standby.Store(false)
-		f.pass("two failed writes", func() bool { return observer.Count("gate opened false") >= 2 })
-		if opened := f.opened(); len(opened) > 0 {
-			t.Errorf("opened %v", opened)
-		}
-		f.server.Answer(fake.Answers{})
-		f.passUntilOpened("p")
-		standby.Store(true)
-		f.pass("the place to be given up", func() bool { return f.allocation("uid-p") == "none" })
-	})
-}
-
 // TestFairShareClockSteps sets the clock forwards or back between charge and gate, by more than a charge lasts: all pods get their turn,
 // the card is never over its size, and no charge and no place stays.
 func TestFairShareClockSteps(t *testing.T) {
@@ -334,27 +283,6 @@ func TestFairShareDisplacesNothing(t *testing.T) {
 		for _, pod := range g.pods {
 			g.want(pod, "assumed n1 card 0")
 		}
-	})
-}
-
-// A tenant below its share gets room from one above: the newest pod is evicted, and its place is held until it has ended.
-func TestFairShareReclaim(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		bobs := []*corev1.Pod{fake.Pod("b1", 8, fake.Bound("n1", 0), inNamespace("bob")), fake.Pod("b2", 8, fake.Bound("n1", 0), inNamespace("bob"))}
-		alice, small := fake.Pod("a", 8, gated), fake.Pod("small", 1, gated, inNamespace("bob"))
-		f := startFair(t, FairShareOptions{ReclaimAfter: 2 * time.Second}, nil, namespace("default", nil), namespace("bob", nil), bobs[0], bobs[1], alice, small)
-		f.server.Set(alice)
-		f.pass("an eviction", func() bool { return len(f.server.Calls().Evicted) >= 2 })
-		evicted := f.server.Calls().Evicted
-		victim := bobs[slices.IndexFunc(bobs, func(pod *corev1.Pod) bool { return pod.Name == evicted[1] })]
-		if want := []string{"?" + victim.Name, victim.Name}; !slices.Equal(want, evicted) {
-			t.Errorf("evictions %v", evicted)
-		}
-		f.wantEvent("Normal FairShareEvicted Evicted for pod default/a: tenant default has 0 of its share of 8, and tenant bob has 16 of its share of 8")
-		f.publishObject(fake.Edited(victim, fake.Terminating(f.clock.Now().Add(30*time.Second))))
-		f.publishGone(victim)
-		f.passUntilOpened("a")
-		f.want(alice, "assumed n1 card 0")
 	})
 }
 

@@ -264,18 +264,6 @@ func TestGangHeldBindsEnd(t *testing.T) {
 	}
 }
 
-func TestGangReservationsExpire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := startGang(t, GangOptions{})
-		g.want(g.pods[2], "assumed n1 card 1")
-		g.pass("the end of all reservations", func() bool {
-			return !slices.ContainsFunc(g.pods, func(pod *corev1.Pod) bool { return g.allocation(gpu.PodUID(pod.UID)) != "none" })
-		})
-		g.pass("a count of the end", func() bool { return g.gangs.Count("gang "+reasons.GroupExpired.Label) == 1 })
-		g.pass("a requeue of the gang", func() bool { return len(g.requeued()) > 0 })
-	})
-}
-
 // The held binds are rejected, and nothing stays reserved.
 func TestGangIsGivenUp(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -297,37 +285,6 @@ func TestGangIsGivenUp(t *testing.T) {
 			}
 			if n := g.server.Calls().Binds; n != 0 {
 				t.Errorf("%d binds", n)
-			}
-		}))
-	}
-}
-
-func TestBrokenGang(t *testing.T) {
-	for _, policy := range []gang.FailurePolicy{gang.Evict, gang.Keep} {
-		t.Run(string(policy), bubble(func(t *testing.T) {
-			g := startGang(t, GangOptions{OnFailure: policy})
-			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
-				if binding.Name == "job-1" {
-					return errForbidden
-				}
-				return g.server.Commit(binding)
-			}})
-			g.startBinds(t.Context(), 0, 1, 2)
-			errs := g.awaitEnds(gangSize)
-			// The last one by UID, job-2, waits for the others and isn't bound if one of them isn't.
-			if errs["job-0"] != nil || !errors.Is(errs["job-1"], errForbidden) || !errors.Is(errs["job-2"], reasons.GroupNotBound) || g.marked() != 0 {
-				t.Errorf("the binds ended with %v, %d members mark the gang as whole", errs, g.marked())
-			}
-			g.want(g.pods[1], "none")
-			g.want(g.pods[2], "none")
-			g.publish(g.pods[0])
-			if policy == gang.Keep {
-				g.awaitState(gang.PhaseRunning)
-			} else {
-				g.pass("the eviction", func() bool { return g.gangs.Count("gang evicted") > 0 })
-			}
-			if got := g.server.Calls().Evicted; (len(got) > 0) != (policy == gang.Evict) || slices.ContainsFunc(got, func(name string) bool { return name != "job-0" }) {
-				t.Errorf("evicted: %v", got)
 			}
 		}))
 	}
@@ -361,28 +318,6 @@ func TestPlaceAfterFailedBind(t *testing.T) {
 		if got := g.allocation("uid-job-1"); got == "none" {
 			t.Error("the new place is released")
 		}
-	})
-}
-
-// Failures that may be temporary are retried, because the other members are being bound.
-func TestGangBindIsRetried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := startGang(t, GangOptions{})
-		failures := make(chan error, 2)
-		failures <- errLost
-		failures <- errLost
-		g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
-			if binding.Name == "job-0" {
-				select {
-				case err := <-failures:
-					return err
-				default:
-				}
-			}
-			return g.server.Commit(binding)
-		}})
-		g.startBinds(t.Context(), 0, 1, 2)
-		g.wantEnds(gangSize, nil)
 	})
 }
 
@@ -450,44 +385,12 @@ func TestEffectsWaitForTheLease(t *testing.T) {
 	}
 }
 
-// A gang without room is planned again soon after memory is freed.
-func TestGangAfterFreedMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-		a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
-		g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0), member(2, 1))
-		g.awaitState(gang.PhasePending)
-		if result := g.filter(member(2, 0), "n1"); len(result.Passed) > 0 {
-			t.Errorf("filter: %+v", result)
-		}
-		g.publishGone(a)
-		g.pass("the gang to have room", func() bool { return len(g.filter(member(2, 0), "n1").Passed) == 1 })
-	})
-}
-
 // short makes a pod one that kube-scheduler has rejected because the node is full.
 func short(pod *corev1.Pod) {
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
 		Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
 	}}
-}
-
-// Memory of full nodes, for which no filter call arrives, is reserved for a gang.
-func TestAwaitedReservationOfGang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		young := fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-		a := fake.Pod("a", 16, fake.Bound("n1", 0), young)
-		g := startGroups(t, GangOptions{}, a, fake.Pod("b", 16, fake.Bound("n1", 1), young), member(2, 0, short), member(2, 1, short))
-		g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
-		g.publishGone(a)
-		if !g.fits(protocol.Pod(member(2, 0)), "n1") {
-			t.Error("no memory for the gang")
-		}
-		if g.fits(protocol.Pod(fake.Pod("single", 8)), "n1") {
-			t.Error("a single pod finds memory that is reserved for the gang")
-		}
-	})
 }
 
 // The replacement of a running group's member comes before pods that have waited for longer: the other members wait for it.
@@ -605,26 +508,6 @@ func TestSinglePodsDoNotWait(t *testing.T) {
 		}
 		observer.opening <- struct{}{}
 		g.wantEnds(gangSize, nil)
-	})
-}
-
-// A group is shown until its last member has ended.
-func TestGroupsThatHaveEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const size = 2
-		ended := member(size, 0, fake.Bound("n1", 0), fake.Phase(corev1.PodSucceeded))
-		runs := member(size, 1, fake.Bound("n1", 1))
-		g := startGroups(t, GangOptions{}, ended, runs)
-		g.awaitState(gang.PhaseRunning)
-		shown, err := g.Groups()
-		if err != nil || len(shown) != 1 {
-			t.Errorf("while a member runs: %+v, %v", shown, err)
-		}
-		g.publishObject(fake.Edited(runs, fake.Phase(corev1.PodSucceeded)))
-		shown, err = g.Groups()
-		if err != nil || len(shown) > 0 {
-			t.Errorf("once all have ended: %+v, %v", shown, err)
-		}
 	})
 }
 

@@ -79,28 +79,6 @@ func TestScenes(t *testing.T) {
 			w.runFor(minute)
 			w.singlesRun(50, podSpec{memory: 16, lasts: 20 * time.Second})
 		}},
-		"an answer is lost, and only a live read finds the pod bound": {1, func(w *world) {
-			w.api.addNode("n0", "a", 8, 16, 16, 16)
-			w.runFor(time.Second)
-			binds := 0
-			w.fate = func(string) fate {
-				if binds++; binds == 2 {
-					r := w.replicas[0]
-					r.apart = w.now + 15*time.Second
-					r.cache.watch.stalled = w.now + 10*minute
-					return lostMade
-				}
-				return made
-			}
-			w.group("g", 2, podSpec{memory: 16})
-			w.runFor(5 * minute)
-			w.wantWhole("g", 2)
-			if n := w.replicas[0].scheduler.groups.manager.Phases()[gang.PhaseRunning]; n != 1 {
-				w.fail("the extender doesn't know that the group runs")
-			}
-		}},
-		"the API server is away in the middle of a group's binds, and a write never arrived": {1, func(w *world) { w.awayAtBind(3, lostNever) }},
-		"the API server is away in the middle of a group's binds, and an answer is lost":     {1, func(w *world) { w.awayAtBind(2, lostMade) }},
 		"retries wait for each other when it is found out that nothing was written": {1, func(w *world) {
 			w.bindWindow, w.maxBackoff = simBindTimeout/4, binding.Deadline(simBindTimeout)-simBindTimeout
 			w.replicas[0].kill()
@@ -126,23 +104,6 @@ func TestScenes(t *testing.T) {
 				w.runFor(100 * time.Millisecond)
 			}
 		}},
-		"a new leader's watch stalls between a group's binds": {2, func(w *world) {
-			w.api.addNode("n0", "a", 8, 16, 16, 16)
-			w.runFor(time.Second)
-			binds := 0
-			w.fate = func(string) fate {
-				if binds++; binds == 2 { // The first is committed within some milliseconds.
-					w.replicas[1].cache.watch.stalled = w.now + 5*minute
-				}
-				return made
-			}
-			w.replicas[1].cache.watch.lag = 0
-			w.group("g", 2, podSpec{memory: 16})
-			w.runUntil(minute, func() bool { return w.bound("g") == 2 })
-			w.handOver()
-			w.runFor(4 * minute)
-			w.wantWhole("g", 2)
-		}},
 		"a new leader plans before its watch reports the last binds": {2, func(w *world) {
 			w.api.addNode("n0", "a", 8, 16, 16)
 			w.runFor(time.Second)
@@ -158,16 +119,6 @@ func TestScenes(t *testing.T) {
 			}
 			w.runFor(2 * minute)
 			w.wantWhole("g", 1)
-		}},
-		"a card shrinks while binds are held": {1, func(w *world) {
-			n := w.api.addNode("n0", "a", 8, 16, 16)
-			w.api.addNode("n1", "a", 8, 16)
-			j := w.group("g", 2, podSpec{memory: 16})
-			j.specs[1].gated = false
-			w.runUntil(minute, func() bool { return len(w.replicas[0].held) == 1 })
-			n.cards[0], n.cards[1] = 8, 8
-			w.api.setNode(n)
-			w.runFor(2 * minute)
 		}},
 		"a restart that overlaps, with room for three of four": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
@@ -213,31 +164,6 @@ func TestScenes(t *testing.T) {
 			w.handOver()
 			w.runFor(3 * minute)
 			w.wantNoEviction()
-		}},
-		"a group with a surplus pod loses its marked member before the leader changes": {2, func(w *world) {
-			w.api.addNode("n0", "a", 8, 16, 16)
-			w.runFor(time.Second)
-			j := w.group("g", 2, podSpec{memory: 16})
-			j.specs, j.controllers = append(j.specs, j.specs[0]), append(j.controllers, "a")
-			j.createMember(2)
-			w.runFor(10 * time.Second)
-			w.wantWhole("g", 2)
-			w.takePlace(j, w.marked(j))
-			w.handOver()
-			w.runFor(3 * minute)
-			w.wantNoEviction()
-		}},
-		"no pod is evicted for a member of a group that isn't complete": {1, func(w *world) {
-			w.api.addNode("n0", "a", 8, 16)
-			w.runFor(time.Second)
-			w.single("s", podSpec{memory: 16})
-			w.runFor(10 * time.Second)
-			w.replicas[0].cache.watch.stalled = w.now + 10*time.Second
-			w.submitMemberSet(newMemberSet("g", []podSpec{{memory: 16, priority: 10, group: "g", size: 2}}, []string{"a"}))
-			w.runFor(minute)
-			if w.stats.preempted > 0 {
-				w.fail("%d pods were evicted", w.stats.preempted)
-			}
 		}},
 		"one important member doesn't lift its group": {1, func(w *world) {
 			w.api.addNode("n0", "a", 32, 16, 16, 16, 16)
@@ -325,24 +251,6 @@ func (w *world) wantWhole(group string, size int) {
 	if n := w.bound(group); n != size {
 		w.fail("%d of %d members of %s are bound", n, size, group)
 	}
-}
-
-// awayAtBind binds a group of three. From its n-th bind on, the API server is away for two minutes.
-func (w *world) awayAtBind(n int, last fate) {
-	w.api.addNode("n0", "a", 8, 16, 16, 16)
-	w.runFor(time.Second)
-	binds := 0
-	w.fate = func(string) fate {
-		if binds++; binds == n {
-			w.replicas[0].apart = w.now + 2*time.Minute
-			return last
-		}
-		return made
-	}
-	w.group("g", 3, podSpec{memory: 16})
-	w.runFor(10 * time.Minute)
-	w.wantWhole("g", 3)
-	w.wantNoEviction()
 }
 
 // singlesRun submits a single pod every minute, and checks that each is bound within five seconds, except for one in twenty, and
