@@ -139,25 +139,6 @@ func TestGroupRuns(t *testing.T) {
 			[]podBuilder{bound("a", "1").controlled("old").last(), bound("b", "1").controlled("old"), pending("c").controlled("new"), pending("d").controlled("new").refused(noRoom)},
 			[]string{"1: Running 2/2", ": Pending 0/2: there is no room for all members at once"},
 		},
-		"the same, with one new pod": {
-			[]podBuilder{bound("a", "1").controlled("old").last(), bound("b", "1").controlled("old"), pending("c").controlled("new")},
-			[]string{"1: Running 2/2", ": Incomplete 0/1: 1 of 2 members exist"},
-		},
-		"the same, and all old pods are terminating": {
-			[]podBuilder{bound("a", "1").controlled("job").last().terminating(), pending("c").controlled("job"), pending("d").controlled("job")},
-			[]string{": Pending 0/2: kube-scheduler hasn't tried all other members yet"},
-		},
-		"further pods of a job of which one has succeeded": {
-			[]podBuilder{bound("a", "1").controlled("job").phase(corev1.PodSucceeded), bound("b", "1").controlled("job").phase(corev1.PodSucceeded), pending("c").controlled("job")},
-			[]string{"1: Running 0/1"},
-		},
-		"bare pods replace others while one runs": {
-			[]podBuilder{bound("a", "1").last(), pending("c")}, []string{"1: Running 1/2"},
-		},
-		"bare pods after all others have succeeded": {
-			[]podBuilder{bound("a", "1").phase(corev1.PodSucceeded), bound("b", "1").phase(corev1.PodSucceeded), pending("c")},
-			[]string{": Incomplete 0/1: 1 of 2 members exist"},
-		},
 		"some members are bound, and no member marks the run": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4).refused(noRoom)},
 			[]string{"1: Broken 1/2: only 1 of 2 members are bound, there is no room for all members at once"},
@@ -167,10 +148,6 @@ func TestGroupRuns(t *testing.T) {
 		},
 		"a group that runs, and a further pod that is invalid": {
 			[]podBuilder{bound("a", "1").last(), bound("b", "1"), pending("c").with(func(p *corev1.Pod) { p.Labels = map[string]string{protocol.LabelCount: "x"} })},
-			[]string{"1: Running 2/3"},
-		},
-		"a rolling update to another number": {
-			[]podBuilder{bound("a", "1").controlled("set").last(), bound("b", "1").controlled("set"), pending("c").member("g", 3).controlled("set")},
 			[]string{"1: Running 2/3"},
 		},
 		"a group that is bound in part, and a pod with another number": {

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
@@ -108,20 +107,10 @@ func nearAdapter(t *testing.T, name string, cards ...int) *corev1.Node {
 	})
 }
 
-// TestRDMA: a pod that prefers cards near an adapter goes to the node where its card is near one, if the nodes are equal, by each policy. One that
-// needs such a card is tried again once a port becomes active, and is not bound if none is active any more. Another value is refused.
+// TestRDMA: a pod that needs a card near an adapter is tried again once a port becomes active, and is not bound if none is active any more. Another
+// value is refused.
 func TestRDMA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, policy := range placement.NodePolicies() {
-			f := start(t, Options{NodePolicy: policy, FilterBestAbove: 1, FilterBest: 1}, fake.Node("a-far", 16, 16), nearAdapter(t, "near", 1), fake.Node("z-far", 16, 16))
-			pod := fake.Pod("p", 8, fake.RDMA("preferred"))
-			f.server.Set(pod)
-			f.publish(pod)
-			if result := f.filter(pod, "a-far", "near", "z-far"); len(result.Passed) != 1 || result.Passed[0].Node != 1 {
-				t.Errorf("%s: filter passes %v", policy, result.Passed)
-			}
-		}
-
 		pod := fake.Pod("p", 8, fake.RDMA("required"))
 		f := start(t, Options{}, nearAdapter(t, "n1"), pod)
 		update := func(node *corev1.Node, want reasons.Reason) {
@@ -352,79 +341,5 @@ func TestBindCards(t *testing.T) {
 				t.Errorf("%s: annotations that don't add up to the spec: %+v", name, allocation)
 			}
 		}
-	})
-}
-
-// Two pods that are filtered at the same time don't choose the same cards.
-func TestTentativeCards(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := start(t, Options{FilterBest: 1}, fake.Node("n1", 16, 16, 16), fake.Node("n2", 16, 16))
-		first, second := fake.Pod("first", 32, fake.Cards(2)), fake.Pod("second", 32, fake.Cards(2))
-		if got := f.filter(first, "n1", "n2").Names(); !slices.Equal(got, []string{"n2"}) {
-			t.Errorf("the first pod: %q", got)
-		}
-		if got := f.filter(second, "n1", "n2").Names(); !slices.Equal(got, []string{"n1"}) {
-			t.Errorf("the second pod: %q", got)
-		}
-	})
-}
-
-// The victims free all cards of one set.
-func TestPreemptCards(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := start(t, Options{}, fake.Node("n1", 16, 16, 16),
-			fake.Pod("a", 9, fake.Bound("n1", 0)), fake.Pod("b", 10, fake.Bound("n1", 1)), fake.Pod("c", 11, fake.Bound("n1", 2), fake.Priority(1)))
-		got, err := f.Preempt(t.Context(), fake.Pod("p", 32, fake.Cards(2), fake.Priority(5)), map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-c"}}})
-		want := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-a", "uid-b"}}}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
-	})
-}
-
-// The members of a group with two cards each are placed together, or not at all.
-func TestGroupOfSeveralCards(t *testing.T) {
-	for name, test := range map[string]struct {
-		// other is the memory of a pod on one of the two cards.
-		other int64
-		want  int
-	}{
-		"there is room for both members": {8, 2}, "there is room for one": {9, 0},
-	} {
-		t.Run(name, bubble(func(t *testing.T) {
-			pods := []*corev1.Pod{member(2, 0, fake.Cards(2)), member(2, 1, fake.Cards(2))}
-			g := startGroups(t, GangOptions{}, pods[0], pods[1], fake.Pod("other", test.other, fake.Bound("n1", 0)))
-			g.awaitState(gang.PhasePending)
-			g.filter(pods[0], "n1")
-			g.filter(pods[1], "n1")
-			placed := 0
-			for _, pod := range pods {
-				if _, allocation, ok := g.ledger.Lookup(gpu.PodUID(pod.UID)); ok && len(allocation.Placement) == 2 {
-					placed++
-				}
-			}
-			if placed != test.want {
-				t.Errorf("%d members have a place, want %d", placed, test.want)
-			}
-		}))
-	}
-}
-
-// A pod for two cards is requeued when the second one comes free, not before.
-func TestRequeueCards(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := fake.Pod("p", 16, fake.Cards(2))
-		a, b := fake.Pod("a", 16, fake.Bound("n1", 0)), fake.Pod("b", 16, fake.Bound("n1", 1))
-		f := start(t, Options{}, fake.Node("n1", 16, 16), a, b, pod)
-		f.filter(pod, "n1")
-		f.server.Remove(a)
-		f.publishGone(a)
-		f.requeue.Requeue(t.Context())
-		if got := f.requeued(); len(got) > 0 {
-			t.Errorf("requeued by %v", got)
-		}
-		f.server.Remove(b)
-		f.publishGone(b)
-		f.pass("the requeue", func() bool { return len(f.requeued()) == 1 })
 	})
 }

@@ -146,32 +146,6 @@ func TestDeletedNodeFindsItsPods(t *testing.T) {
 	f.wantUsed(0, 40)
 }
 
-func TestNodeChanges(t *testing.T) {
-	whole, plain, cordoned := fake.Node("n1", 100, 200), fake.Node("n1", 100, 100), fake.Node("n1", 100)
-	whole.Status.Capacity[protocol.ResourceWholeCard] = fake.Amount("x", 2)["x"]
-	plain.Annotations = nil
-	cordoned.Spec.Unschedulable = true
-	f := newHandlersFixture(t)
-	for name, test := range map[string]struct {
-		node *corev1.Node
-		want func(ledger.NodeSpec) bool
-	}{
-		"cards":                      {fake.Node("n1", 100, 200), func(s ledger.NodeSpec) bool { return len(s.Cards) == 2 && s.Closed == "" }},
-		"whole cards":                {whole, func(s ledger.NodeSpec) bool { return s.WholeCards }},
-		"the existing plugin's node": {plain, func(s ledger.NodeSpec) bool { return s.Unit == 0 && len(s.Cards) == 2 }},
-		"a cordoned node":            {cordoned, func(s ledger.NodeSpec) bool { return s.Closed == "the node is cordoned" }},
-	} {
-		f.handlers.NodeUpdated(test.node)
-		if node, _ := f.ledger.Node("n1"); !test.want(node.NodeSpec) {
-			t.Errorf("%s: %+v", name, node.NodeSpec)
-		}
-	}
-	f.handlers.NodeUpdated(fake.Node("n1"))
-	if nodes := f.ledger.Nodes(); len(nodes) != 0 {
-		t.Errorf("a node without cards: %+v", nodes)
-	}
-}
-
 // Users can change the annotations of a bound pod, but not how much memory it takes.
 func TestForgedAnnotationsOfBoundPod(t *testing.T) {
 	f := newHandlersFixture(t, fake.Node("n1", 100))

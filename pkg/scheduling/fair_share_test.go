@@ -286,20 +286,6 @@ func TestFairShareDisplacesNothing(t *testing.T) {
 	})
 }
 
-// A pod for whose CPU no node is large enough is no demand. What pods with GPU memory use doesn't count, since it can become free.
-func TestFairShareNeverFits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil),
-			fake.Pod("full", 16, fake.Bound("n1", 0), fake.CPU(4)), fake.Pod("daemon", 0, fake.On("n1"), fake.CPU(1)),
-			fake.Pod("never", 1, gated, fake.CPU(8), inNamespace("bob")), fake.Pod("waits", 1, gated, fake.CPU(7), inNamespace("bob")))
-		f.pass("the tenants", func() bool {
-			return slices.ContainsFunc(f.Tenants(), func(t dispatch.Tenant) bool {
-				return t.Name == "bob" && t.Share == 1 && t.Infeasible == 1 && t.PassedOver == 1 && t.Next.Name == "waits"
-			})
-		})
-	})
-}
-
 // The charge of a pod ends while a bind of the pod is in flight. Its place is released when that bind fails before its write, so the pod can go
 // to any node again.
 func TestChargeEndsDuringBind(t *testing.T) {

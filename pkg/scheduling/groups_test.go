@@ -416,39 +416,6 @@ func TestAwaitedReservationOfReplacement(t *testing.T) {
 	})
 }
 
-// Members whose binds are in flight can't be preempted. A rejected pod of higher priority is requeued when the gang becomes whole.
-func TestRequeueWhenGangIsWhole(t *testing.T) {
-	for priority, want := range map[int32]bool{0: false, 5: true} {
-		t.Run(fmt.Sprint(priority), bubble(func(t *testing.T) {
-			g := startGang(t, GangOptions{})
-			g.pass("the requeue of the members", func() bool { return len(g.requeued()) > 0 })
-			began, end := make(chan struct{}, gangSize), make(chan struct{})
-			g.server.Answer(fake.Answers{Bind: func(_ context.Context, b *corev1.Binding) error {
-				began <- struct{}{}
-				<-end
-				return g.server.Commit(b)
-			}})
-			g.startBinds(t.Context(), 0, 1, 2)
-			<-began
-			if got := g.filter(fake.Pod("other", 16, fake.Priority(priority)), "n1").Names(); len(got) > 0 {
-				t.Errorf("the other pod may go to %v", got)
-			}
-			before := len(g.requeued())
-			close(end)
-			g.wantEnds(gangSize, nil)
-			if want {
-				g.pass("a requeue", func() bool { return len(g.requeued()) > before })
-				return
-			}
-			g.requeue.All("last") // It shows that no other requeue came before.
-			g.pass("a requeue", func() bool { return len(g.requeued()) > before })
-			if got := g.requeued()[before:]; !slices.Equal(got, []string{"last"}) {
-				t.Errorf("requeued by %v, want only the last", got)
-			}
-		}))
-	}
-}
-
 // No pod is evicted for a member of a gang that may never become whole.
 func TestPreemptForMember(t *testing.T) {
 	for name, resource := range map[string]corev1.ResourceName{"GPU memory": protocol.ResourceMemory, "whole cards": protocol.ResourceWholeCard} {
@@ -467,26 +434,6 @@ func TestPreemptForMember(t *testing.T) {
 			}
 		}))
 	}
-}
-
-// A pod with invalid annotations isn't placed. The other members are.
-func TestInvalidMember(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := startGang(t, GangOptions{})
-		invalid := member(gangSize, 7)
-		fake.Annotation(protocol.AnnotationGroupSize, "many")(invalid)
-		g.publishObject(invalid)
-		for range 2 {
-			result := g.filter(invalid, "n1")
-			if want := "gang: invalid group: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\""; len(result.Passed) > 0 || result.Message != want {
-				t.Errorf("filter: %+v", result)
-			}
-		}
-		g.wantEvent("Warning GangInvalid The pod can't be counted as a member: the group's size is not a positive integer up to 100000: annotation scheduling.k8s.io/group-pod-num is \"many\"")
-		if got := g.filter(g.pods[0], "n1").Names(); len(got) != 1 {
-			t.Errorf("a valid member may go to %v", got)
-		}
-	})
 }
 
 // Pods without a group don't wait for the gang manager's lock.

@@ -28,7 +28,7 @@ const (
 	// annotations of an object.
 	etcdLimit, annotationLimit = 1_400_000, 250_000
 	// The odd pods of one kind are spread over namespaces.
-	oddPods, oddNamespaces, oddNodes = 150, 15, 10
+	oddPods, oddNamespaces, oddNodes = 50, 10, 10
 )
 
 // oddity grows one field of a pod that the extender reads. add adds an element to it; text is different for each element and pod.
@@ -296,9 +296,8 @@ func (c *oddCluster) awaitPod(namespace, name string) {
 	await.True(c.t, "pod "+name, func() bool { _, known := c.cache.Pod(namespace, name); return known })
 }
 
-// reportOdd makes the watch report pods that are odd in this way, and kube-scheduler try them. remove makes it report their deletion.
-func (c *oddCluster) reportOdd(name string, o oddity, accepted bool) (remove func()) {
-	base := o.grown(accepted)
+// reportOdd makes the watch report pods that are odd in this way, like the base, and kube-scheduler try them. remove makes it report their deletion.
+func (c *oddCluster) reportOdd(name string, o oddity, base *corev1.Pod, accepted bool) (remove func()) {
 	rename := func(pod *corev1.Pod, i int) {
 		pod.Namespace, pod.Name = fmt.Sprint("odd-", i%oddNamespaces), fmt.Sprintf("%s-%v-%d", name, accepted, i)
 		pod.UID = types.UID(pod.Name)
@@ -345,7 +344,6 @@ func heap() int {
 func TestOddPods(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // Only what is left after the collections in heap counts.
 	c := startOddCluster(t)
-	before := heap()
 	for _, accepted := range []bool{false, true} {
 		for _, name := range slices.Sorted(maps.Keys(oddities)) {
 			if accepted && oddities[name].anySize {
@@ -353,7 +351,9 @@ func TestOddPods(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, accepted: %v", name, accepted), func(t *testing.T) {
 				c.t = t
-				remove := c.reportOdd(name, oddities[name], accepted)
+				base := oddities[name].grown(accepted)
+				before := heap()
+				remove := c.reportOdd(name, oddities[name], base, accepted)
 				c.clock.Step(minCostly)
 				for _, d := range c.Explain().Diagnoses {
 					if len(d.Message) > protocol.MaxText {
@@ -361,6 +361,7 @@ func TestOddPods(t *testing.T) {
 					}
 				}
 				each := (heap() - before) / oddPods
+				runtime.KeepAlive(base)
 				t.Logf("%d bytes are kept of a pod", each)
 				if each > 64<<10 {
 					t.Errorf("%d bytes are kept of a pod", each)

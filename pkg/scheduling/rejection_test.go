@@ -69,20 +69,6 @@ func TestRequeueAfterFailedBind(t *testing.T) {
 	})
 }
 
-// kube-scheduler offers a sample of its nodes, none of which has memory. A bind ends the requeues.
-func TestRequeueSampledPod(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := fake.Pod("p", 60)
-		f := start(t, Options{}, fake.Node("n1", 100), pod)
-		var sample []string
-		for i := range 100 {
-			sample = append(sample, fmt.Sprint("full-", i))
-		}
-		f.filter(pod, sample...)
-		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
-	})
-}
-
 // filter names the best node only, and no bind follows. The next call names all nodes, until a bind begins.
 func TestFilterNamesAllAfterFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

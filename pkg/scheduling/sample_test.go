@@ -4,9 +4,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,7 +12,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
@@ -189,51 +186,4 @@ func TestSampleRefused(t *testing.T) {
 			}
 		}))
 	}
-}
-
-// TestSampleWithFairShare: a pod whose place is outside a sample without room keeps it, and is nominated to it.
-func TestSampleWithFairShare(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := sampledOptions
-		o.FairShare, o.Gangs.Patience = FairShareOptions{On: true, PriorityCutoff: 1000, Observer: &fake.Observer{}}, 30*time.Second
-		pod := fake.Pod("p", 10, gated)
-		f := start(t, o, sampledCluster(pod, namespace("default", nil))...)
-		f.passUntilOpened("p")
-		pod = fake.Edited(pod, ungated)
-		f.server.Set(pod)
-		f.publishObject(pod)
-		f.pass("the nomination", func() bool {
-			f.sampledCycle(pod)
-			return len(f.server.Calls().Nominated) > 0
-		})
-		check.Equal(t, "nominations", []string{"p=n3"}, f.server.Calls().Nominated)
-		f.want(pod, "assumed n3 card 0")
-	})
-}
-
-// TestSampleOfMember: the plan of a group uses all nodes. A member whose place is outside the sample is nominated to it.
-func TestSampleOfMember(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := sampledOptions
-		o.Gangs = GangOptions{Hold: 10 * time.Second, Patience: 30 * time.Second, Observer: &fake.Observer{}}
-		a, b := member(2, 0), member(2, 1)
-		f := start(t, o, sampledCluster(a, b)...)
-		for _, pod := range []*corev1.Pod{a, b} {
-			f.pass("the member's place", func() bool {
-				result, err := f.Filter(pod, []string{"n1", "n2"})
-				if err != nil || len(result.Passed) > 0 {
-					t.Fatalf("filter passes %v, %v", result.Names(), err)
-				}
-				return result.Message == reasons.GroupOutsideSample.Text()
-			})
-		}
-		f.pass("the nominations", func() bool { return len(f.server.Calls().Nominated) == 2 })
-		for _, pod := range []*corev1.Pod{a, b} {
-			pod.Status.NominatedNodeName = "n3"
-			result, err := f.Filter(pod, []string{"n3"})
-			if diff := cmp.Diff([]string{"n3"}, result.Names()); diff != "" || err != nil {
-				t.Errorf("filter of the nominated node: %v (-want +got)\n%s", err, diff)
-			}
-		}
-	})
 }

@@ -42,8 +42,7 @@ type apiServer struct {
 	// configMap is the record of evictions.
 	configMap corev1.ConfigMap
 	// mute is until when no Binding is answered. Some take effect.
-	mute    time.Duration
-	budgets []*budget
+	mute time.Duration
 }
 
 // apiPod is a pod. Its object is never changed in place.
@@ -105,9 +104,8 @@ type podSpec struct {
 	// lasts is how long the pod runs; 0 for ever. It then succeeds, or fails. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
 	fails        bool
-	// budgets are the labels of the disruption budgets that cover it. unhealthy is true if it never becomes ready.
-	budgets   []string
-	unhealthy bool
+	// guarded is until when a disruption budget forbids its eviction.
+	guarded time.Duration
 }
 
 type apiNode struct {
@@ -137,9 +135,6 @@ type change struct {
 	node   *apiNode
 	spec   *corev1.Node // nil if the node was deleted.
 	gone   bool
-	// budget is a disruption budget; disruptions is nil if it was deleted.
-	budget      *budget
-	disruptions *policyv1.PodDisruptionBudget
 	// touched is true if only an annotation changed that the extender doesn't read.
 	touched bool
 }
@@ -260,12 +255,6 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	}
 	spec.extras.apply(&object.Spec)
 	spec.constraints.apply(object)
-	for _, label := range spec.budgets {
-		if object.Labels == nil {
-			object.Labels = map[string]string{}
-		}
-		object.Labels[label] = "yes"
-	}
 	requests := corev1.ResourceList{}
 	if spec.cpu > 0 {
 		requests[corev1.ResourceCPU] = quantity(spec.cpu)
@@ -322,7 +311,6 @@ func (a *apiServer) set(p *apiPod) {
 	p.object.ResourceVersion = strconv.Itoa(a.version)
 	p.info = clustercache.NewPodInfo(p.object)
 	a.publish(change{pod: p, info: p.info, object: p.object})
-	a.budgetsChanged(p)
 }
 
 // remove removes the pod's object.
@@ -338,7 +326,6 @@ func (a *apiServer) remove(p *apiPod) {
 	a.w.trace("api: %s %s is gone", p.name(), p.uid())
 	a.version++
 	a.publish(change{pod: p, info: p.info, object: p.object, gone: true})
-	a.budgetsChanged(p)
 	a.left(p)
 	if n := len(a.order); n > 64 && n > 2*len(a.pods) {
 		a.order = slices.DeleteFunc(a.order, func(p *apiPod) bool { return !p.exists })
@@ -607,6 +594,34 @@ func (a *apiServer) clearNomination(p *apiPod) {
 	if p.exists && p.info.Node == "" && p.object.Status.NominatedNodeName != "" {
 		a.edit(p, func(object *corev1.Pod) { object.Status.NominatedNodeName = "" })
 	}
+}
+
+// evict is the API server's part of an eviction.
+func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, grace *int64, dryRun bool) error {
+	p := a.pods[pod.Name]
+	switch {
+	case p == nil:
+		return notFound(pod.Name)
+	case p.uid() != pod.UID:
+		return conflict(pod.Name, "another UID")
+	}
+	if a.w.now < p.guarded && !a.w.calm && p.live() && !p.info.Leaving {
+		a.w.stats.protected++
+		err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
+		return err
+	}
+	if dryRun {
+		return nil
+	}
+	a.w.stats.evictions++
+	a.w.trace("api: %s evicts %s", by, p.name())
+	a.w.checkEviction(p, why, by)
+	if grace != nil {
+		p.grace = time.Duration(*grace) * time.Second
+	}
+	a.delete(p)
+	return nil
 }
 
 // nominate is the API server's part of a nomination by the extender.

@@ -310,7 +310,6 @@ func (w *world) calmDown() {
 		}
 		w.api.setNode(n)
 	}
-	w.endBudgets()
 	w.trace("calm")
 	w.runFor(3 * time.Minute)
 	waits := ""

@@ -92,7 +92,7 @@ func (p *apiPod) active() bool { return p.exists && !p.info.Ended && !p.info.Lea
 
 // ready reports whether the pod runs and is healthy.
 func (p *apiPod) ready() bool {
-	return p.active() && p.object.Status.Phase == corev1.PodRunning && !p.unhealthy
+	return p.active() && p.object.Status.Phase == corev1.PodRunning
 }
 
 func (p *apiPod) succeeded() bool { return p.object.Status.Phase == corev1.PodSucceeded }

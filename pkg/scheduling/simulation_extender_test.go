@@ -16,6 +16,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/sampling"
+	"github.com/gpushare/gpushare/test/fake"
 )
 
 // replica is the process of an extender: a real Scheduler whose loops the world runs.
@@ -55,11 +56,11 @@ func (w *world) newReplica(name string) *replica {
 	r := &replica{w: w, name: name, reserved: map[gpu.PodUID]*reservation{}}
 	r.cache = newSimCache(r)
 	o := Options{
-		API: client{r}, Recorder: recorder{r}, Observer: nullObserver{}, CardPolicy: placement.Binpack, NodePolicy: placement.NodePolicies()[0],
+		API: client{r}, Recorder: recorder{r}, Observer: &fake.Observer{}, CardPolicy: placement.Binpack, NodePolicy: placement.NodePolicies()[0],
 		BindTimeout: simBindTimeout, BindWindow: w.bindWindow, Clock: virtualClock{w}, FilterBest: int(w.seed % 2), FilterBestAbove: 32,
 		newGroup: r.newGroup, EvictFragmented: w.fragmented, EvictOverusers: w.overruns, FairShare: w.fair.options(w),
 		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: w.maxAge},
-		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{w}},
+		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{&fake.Observer{}, w}},
 	}
 	if w.worldOptions.replicas > 1 {
 		o.Leading = r.leading
@@ -326,15 +327,14 @@ type simCache struct {
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
 	// since is when each pending pod was first reported without a gate.
-	since   map[gpu.PodUID]time.Duration
-	nodes   []*corev1.Node
-	budgets map[*budget]*policyv1.PodDisruptionBudget
+	since map[gpu.PodUID]time.Duration
+	nodes []*corev1.Node
 }
 
 func newSimCache(r *replica) *simCache {
 	c := &simCache{
 		r: r, pods: map[string]*clustercache.PodInfo{}, byNode: map[string][]*clustercache.PodInfo{}, pending: map[gpu.PodUID]*clustercache.PodInfo{},
-		since: map[gpu.PodUID]time.Duration{}, budgets: map[*budget]*policyv1.PodDisruptionBudget{},
+		since: map[gpu.PodUID]time.Duration{},
 	}
 	c.watch = r.w.api.watch(r, 20*time.Millisecond, c.observe)
 	return c
@@ -349,9 +349,6 @@ func (c *simCache) list() {
 		} else {
 			c.observe(change{node: n})
 		}
-	}
-	for _, b := range c.r.w.api.budgets {
-		c.budgets[b] = b.object
 	}
 	pods := slices.Clone(c.r.w.api.order) // An informer passes them on in any order.
 	c.r.w.random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
@@ -372,9 +369,6 @@ func (c *simCache) list() {
 func (c *simCache) observe(e change) {
 	switch {
 	case e.touched:
-		return
-	case e.budget != nil:
-		c.budgets[e.budget] = e.disruptions
 		return
 	case e.node != nil:
 		c.observeNode(e)
@@ -449,15 +443,16 @@ func (c *simCache) AddHandler(h clustercache.Handler) error {
 	return nil
 }
 
-func (c *simCache) Run(context.Context) error                  { return nil }
-func (c *simCache) Ready() error                               { return nil }
-func (c *simCache) AwaitReady(context.Context) error           { return nil }
-func (c *simCache) BudgetsSynced() bool                        { return true }
-func (c *simCache) PodsOn(node string) []*clustercache.PodInfo { return slices.Clone(c.byNode[node]) }
-func (c *simCache) Reported() []*clustercache.PodInfo          { return nil }
-func (c *simCache) Nodes() []*corev1.Node                      { return c.nodes }
-func (c *simCache) WatchVersions() map[string]uint64           { return nil }
-func (c *simCache) RequestProblems() []*clustercache.PodInfo   { return nil }
+func (c *simCache) Run(context.Context) error                      { return nil }
+func (c *simCache) Ready() error                                   { return nil }
+func (c *simCache) AwaitReady(context.Context) error               { return nil }
+func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
+func (c *simCache) BudgetsSynced() bool                            { return true }
+func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
+func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
+func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
+func (c *simCache) WatchVersions() map[string]uint64               { return nil }
+func (c *simCache) RequestProblems() []*clustercache.PodInfo       { return nil }
 func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
 	p, ok := c.pods[name]
 	return p, ok
@@ -484,26 +479,11 @@ func (c *simCache) Pending() []*clustercache.PodInfo {
 	return slices.SortedFunc(maps.Values(c.pending), func(a, b *clustercache.PodInfo) int { return cmp.Compare(a.UID, b.UID) })
 }
 
-// nullObserver drops metrics.
-type nullObserver struct{}
-
-func (nullObserver) BindResolved(reasons.Result)    {}
-func (nullObserver) APIWrite(string)                {}
-func (nullObserver) Requeued()                      {}
-func (nullObserver) Evicted(reasons.Result)         {}
-func (nullObserver) EvictionRecordFailed()          {}
-func (nullObserver) OveruserEvicted(reasons.Result) {}
-func (nullObserver) Filtered(reasons.Reason, int)   {}
-func (nullObserver) BindFinished(reasons.Result)    {}
-func (nullObserver) Nominated(reasons.Result)       {}
-func (nullObserver) BoundWithoutExtender()          {}
-func (nullObserver) Reserved()                      {}
-func (nullObserver) CacheSynced(time.Duration)      {}
-
 // gangObserver counts what happens to groups.
-type gangObserver struct{ w *world }
+type gangObserver struct {
+	*fake.Observer
+	w *world
+}
 
-func (o gangObserver) BarrierOpened(time.Duration)     {}
-func (o gangObserver) GangBound()                      {}
 func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reason.Label]++ }
 func (o gangObserver) GangEvicted()                    { o.w.stats.evicted++ }

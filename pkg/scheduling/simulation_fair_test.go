@@ -12,7 +12,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/dispatch"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/fake"
 )
 
@@ -38,7 +37,7 @@ func (f fairSharing) on() bool { return len(f.tenants) > 0 }
 func (f fairSharing) options(w *world) FairShareOptions {
 	return FairShareOptions{
 		On: f.on(), PriorityCutoff: dispatch.DefaultPriorityCutoff, Provisioning: f.provisioning, ReclaimAfter: f.reclaimAfter, MinRuntime: f.minRuntime,
-		Observer: fairObserver{w},
+		Observer: fairObserver{&fake.Observer{}, w},
 	}
 }
 
@@ -161,11 +160,10 @@ func (g *taskGroup) Wait() error {
 }
 
 // fairObserver counts what fair sharing does.
-type fairObserver struct{ w *world }
+type fairObserver struct {
+	*fake.Observer
+	w *world
+}
 
-func (o fairObserver) PodGranted(time.Duration) {}
-func (o fairObserver) ChargeExpired()           { o.w.stats.failed["charge expired"]++ }
-func (o fairObserver) ReclaimFailed()           { o.w.stats.failed["reclaim failed"]++ }
-func (o fairObserver) Reclaimed(reasons.Result) {}
-func (o fairObserver) PodReclaimed(gpu.Memory)  {}
-func (o fairObserver) GateOpened(bool)          {}
+func (o fairObserver) ChargeExpired() { o.w.stats.failed["charge expired"]++ }
+func (o fairObserver) ReclaimFailed() { o.w.stats.failed["reclaim failed"]++ }

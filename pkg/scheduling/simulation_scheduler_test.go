@@ -109,10 +109,7 @@ const (
 
 // observe applies a change that the watch delivers.
 func (k *kubeScheduler) observe(c change) {
-	switch {
-	case c.budget != nil: // Its preemption respects no budget.
-		return
-	case c.node != nil:
+	if c.node != nil {
 		k.observeNode(c)
 		return
 	}

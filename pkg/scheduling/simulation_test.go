@@ -162,9 +162,6 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 		w.randomSharing()
 	}
 	w.fragmented, w.overruns = w.chance(0.5), w.chance(0.3)
-	if w.chance(0.5) {
-		w.randomBudgets()
-	}
 	w.lead()
 	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
 	if seed%5 > 0 {

@@ -108,7 +108,7 @@ type stats struct {
 	reclaimedFrom map[string]int
 	// overruns counts the pods that were evicted for their use, twice the preemptions for pods whose earlier victims had not ended.
 	overruns, twice int
-	// protected counts the evictions that a disruption budget refused.
+	// protected counts the evictions that a disruption budget forbade.
 	protected int
 	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
 	nominated, taken int

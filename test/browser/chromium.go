@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/performance"
@@ -258,18 +257,4 @@ func (b *Tab) Screenshot(name string) {
 	if err != nil {
 		b.t.Fatalf("screenshot %s: %v", name, err)
 	}
-}
-
-// Busy returns how long the page's main thread has been busy.
-func (b *Tab) Busy() time.Duration {
-	b.t.Helper()
-	result, err := chromedp.Call(b.ctx, performance.GetMetrics, cdp.Empty{})
-	must(b.t, err)
-	for _, metric := range result.Metrics {
-		if metric.Name == "TaskDuration" {
-			return time.Duration(metric.Value * float64(time.Second))
-		}
-	}
-	b.t.Fatal("the browser doesn't report TaskDuration")
-	return 0
 }

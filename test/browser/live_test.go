@@ -2,7 +2,6 @@ package browser
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -212,7 +211,7 @@ func TestPage(t *testing.T) {
 	})
 }
 
-// TestAgree compares the page, and the data that it receives, with the API server's pods while pods are created and deleted.
+// TestAgree compares the page with the API server's pods while pods are created and deleted. test/e2e compares the data that it receives.
 func TestAgree(t *testing.T) {
 	tab := Start(t, 1280, 1800) // Tall enough for all rows.
 	c := live.Start(t)
@@ -240,17 +239,6 @@ func TestAgree(t *testing.T) {
 			want, err := wantShown(ctx, ns)
 			if err != nil {
 				return err
-			}
-			body, err := framework.Fetch(ctx, c.PageURL+"/ui/data.json")
-			if err != nil {
-				return err
-			}
-			var data pageData
-			if err := json.Unmarshal(body, &data); err != nil {
-				return err
-			}
-			if diff := cmp.Diff(want, data.lines()); diff != "" {
-				return fmt.Errorf("the data (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff(want, shown(tab)); diff != "" {
 				return fmt.Errorf("the page (-want +got):\n%s", diff)
@@ -289,39 +277,6 @@ func wantShown(ctx context.Context, ns *framework.Namespace) ([]string, error) {
 	}
 	slices.Sort(lines)
 	return lines, err
-}
-
-// pageData is what the page receives.
-type pageData struct {
-	Nodes []struct {
-		Name  string
-		Cards []struct {
-			ID          int
-			Used, Total int64
-			Pods        []struct {
-				Name   string
-				Memory int64
-			}
-		}
-	}
-	Pending []struct{ Name, SchedulerMessage string }
-}
-
-func (d pageData) lines() (lines []string) {
-	for _, node := range d.Nodes {
-		for _, card := range node.Cards {
-			line := fmt.Sprintf("%s %d: %d of %d:", node.Name, card.ID, card.Used, card.Total)
-			for _, pod := range card.Pods {
-				line += fmt.Sprintf(" %s %d", pod.Name, pod.Memory)
-			}
-			lines = append(lines, line)
-		}
-	}
-	for _, pod := range d.Pending {
-		lines = append(lines, "pending "+pod.Name+": "+pod.SchedulerMessage)
-	}
-	slices.Sort(lines)
-	return lines
 }
 
 // shown reads the page: cards from their labels, pods from the tables.

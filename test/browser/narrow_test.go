@@ -19,27 +19,6 @@ import (
 // cut is a script for the texts that are cut, or off the screen.
 const cut = `[...document.querySelectorAll(".figure, .tile .note, .caption span:last-child, .line b, .view:not([hidden]) td *, .view:not([hidden]) td")].filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth).map((e) => e.innerText)`
 
-// TestNarrow: on a telephone and on a half screen, no figure is cut, and the cause and message of a pending pod and the sums of a namespace are
-// on the screen.
-func TestNarrow(t *testing.T) {
-	s := somePods()
-	tab := visit(t, s, "#pending", 400, 860)
-	tab.Await("the pending pods", `document.querySelectorAll("#view-pending tbody tr").length === 3`)
-	for _, width := range widths[:2] {
-		tab.Do(chromedp.EmulateViewport(width, 860))
-		for _, view := range []string{"pending", "groups", "namespaces"} {
-			tab.Click("#tab-" + view)
-			tab.Await("the rows", `document.querySelector(".view:not([hidden]) tbody tr")`)
-			if got := Eval[[]string](tab, cut); len(got) > 0 {
-				t.Errorf("at %d px these are cut in %s: %q", width, view, got)
-			}
-		}
-		if got := Eval[int64](tab, `document.documentElement.scrollWidth`); got > width {
-			t.Errorf("the page is %d px wide", got)
-		}
-	}
-}
-
 // wantNothingCut looks at each view at each width, and takes pictures.
 func wantNothingCut(tab *Tab, name string) {
 	tab.t.Helper()

@@ -150,22 +150,3 @@ func TestStranded(t *testing.T) {
 		}
 	}
 }
-
-// TestAdapters: the details of a card name the ports of the RDMA adapters near it.
-func TestAdapters(t *testing.T) {
-	s := newSource()
-	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{
-		{Memory: 16, NUMANode: gpu.NoNUMANode, RDMAPorts: "mlx5_0:1,mlx5_1:1"}, {Index: 1, Memory: 16, NUMANode: gpu.NoNUMANode},
-	}})
-	url, _ := show(t, newBoard(s))
-	tab := Start(t, 1200, 700)
-	for card, want := range map[string]string{"0": "mlx5_0:1, mlx5_1:1", "1": ""} {
-		tab.Do(chromedp.Navigate("about:blank"), chromedp.Navigate(url+"#cards?card=n1/"+card))
-		tab.Await("the details", `document.querySelector("#details h2")?.innerText === "n1 · GPU `+card+`"`)
-		const adapters = `[...document.querySelectorAll("#details dt")].find((term) => term.innerText === "RDMA adapters")?.nextElementSibling.innerText ?? ""`
-		if got := Eval[string](tab, adapters); got != want {
-			t.Errorf("the RDMA adapters of card %s: %q, want %q", card, got, want)
-		}
-	}
-	tab.WantNoComplaints()
-}

@@ -1,5 +1,5 @@
-// Package mistakes lists mistakes that users and administrators make, and what each view must say about them. The tests of
-// packages diagnosis and scheduling, of kubectl inspect, of the web page and of the metrics run the same rows.
+// Package mistakes lists mistakes that users and administrators make, and what each view must say about them. The tests of packages diagnosis and
+// scheduling run the same rows, and the page those of nodes. test/e2e tests that kubectl inspect, page and metrics agree.
 package mistakes
 
 import (

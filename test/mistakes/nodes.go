@@ -19,7 +19,7 @@ type NodeMistake struct {
 	Problems []string
 }
 
-// OfNodes returns mistakes with nodes. The tests of kubectl inspect, of the extender's state and of the page run the same rows.
+// OfNodes returns mistakes with nodes. The tests of the extender's state and of the page run the same rows.
 func OfNodes() []NodeMistake {
 	shared := func(n *corev1.Node) { n.Labels[protocol.LabelShared] = "true" }
 	down := func(n *corev1.Node) { n.Status.Allocatable[protocol.ResourceMemory] = resource.MustParse("0") }
