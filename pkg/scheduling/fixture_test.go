@@ -230,13 +230,6 @@ func (f *fixture) publishNode(node *corev1.Node) {
 	synctest.Wait()
 }
 
-// publishNodeGone makes the watch report that the node was deleted.
-func (f *fixture) publishNodeGone(name string) {
-	f.t.Helper()
-	check.NoError(f.t, f.client.CoreV1().Nodes().Delete(f.t.Context(), name, metav1.DeleteOptions{}))
-	synctest.Wait()
-}
-
 // allocation returns the pod's allocation, such as "bound n1 card 0", "assumed n1 card 0" or "none".
 func (f *fixture) allocation(uid gpu.PodUID) string {
 	node, allocation, ok := f.ledger.Lookup(uid)

@@ -184,17 +184,6 @@ func (g *gangFixture) boundMembers() (names []string) {
 	return names
 }
 
-// wantNoCardOver checks that no card of n1 has more allocations than memory.
-func (g *gangFixture) wantNoCardOver() {
-	g.t.Helper()
-	node, _ := g.ledger.Node("n1")
-	for i, card := range node.Cards {
-		if node.Used[i] > card.Memory {
-			g.t.Errorf("card %d: %d of %d is allocated", card.Index, node.Used[i], card.Memory)
-		}
-	}
-}
-
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
