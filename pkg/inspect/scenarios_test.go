@@ -96,11 +96,6 @@ func refused(t *testing.T) Objects {
 	)
 }
 
-// legacy returns a node of the original plugin with a pod.
-func legacy(t *testing.T) Objects {
-	return objects([]nodeBuilder{legacyNode("n", "10.0.0.1", 15)}, newPod("p", 7).on("n", 0))
-}
-
 // mixed returns a cluster of nodes with different units.
 func mixed(t *testing.T) Objects {
 	return objects(

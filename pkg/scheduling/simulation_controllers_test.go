@@ -305,12 +305,6 @@ func (d *deployment) restart() {
 	d.changed()
 }
 
-// rolled reports whether a rollout is complete.
-func (d *deployment) rolled() bool {
-	now := d.sets[len(d.sets)-1]
-	return now.ready() == d.replicas && !slices.ContainsFunc(d.pods, func(p *apiPod) bool { return p.exists && p.generation != now.by.generation })
-}
-
 // reconcile implements controller.
 func (d *deployment) reconcile() {
 	last := len(d.sets) - 1

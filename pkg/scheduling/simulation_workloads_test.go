@@ -97,12 +97,6 @@ func (s *statefulSet) lost() bool {
 	return slices.ContainsFunc(s.own, func(p *apiPod) bool { return !p.active() })
 }
 
-// ready reports whether all pods of the replica run.
-func (l *leaderWorkerSet) ready(i int) bool {
-	g := l.groups[i]
-	return g.leader != nil && g.leader.ready() && (l.size == 1 || g.workers != nil && g.workers.ready() == l.size-1)
-}
-
 // change implements controller: a replica is deleted, as in a rollout.
 func (l *leaderWorkerSet) change() {
 	if p := l.groups[l.w.random.IntN(l.replicas)].leader; p != nil && p.exists {
