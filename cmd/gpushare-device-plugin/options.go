@@ -36,6 +36,8 @@ type options struct {
 	enableHealthChecks  string
 	healthQuietPeriod   time.Duration
 	authorizeMetrics    bool
+	printInventory      bool
+	cleanup             bool
 }
 
 func newCommand(environment func(string) (string, bool)) *cobra.Command {
@@ -63,6 +65,12 @@ flag takes precedence over the variable, and both over the file of --config.`
 		if len(malformed) > 0 {
 			klog.Background().WithName(component).Error(nil, "Ignoring invalid Xids in --dp-disable-healthchecks and --dp-enable-healthchecks", "xids", malformed)
 		}
+		switch {
+		case o.printInventory:
+			return printInventory(command.Context(), command.OutOrStdout(), o)
+		case o.cleanup:
+			return cleanUp(command.Context(), command.OutOrStdout(), o)
+		}
 		return serve(command.Context(), o)
 	}
 	o.addFlags(command.Flags())
@@ -73,7 +81,7 @@ flag takes precedence over the variable, and both over the file of --config.`
 
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `file`; if empty, the pod's service account is used")
-	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required")
+	f.StringVar(&o.plugin.NodeName, "node-name", "", "`name` of this node's Node object; required except with --print-inventory")
 	f.StringVar(&o.plugin.Config.Path, "config", "", "`file` with the node's configuration, or a directory of such files, of which the node's label gpushare.aliyun.com/config names one. Flags that are set override its values; changes take effect without a restart (docs/node.md)")
 	f.StringVar(&o.plugin.Config.Default, "default-config", "", "`name` of the file in the directory of --config for nodes without the label; if empty, they have no file")
 	f.StringVar(&o.memoryUnit, "memory-unit", gpu.GiB.String(), "amount of memory that one aliyun.com/gpu-mem stands for: GiB, MiB, or a multiple such as 256MiB. Use the same unit on all nodes, and change it only while no GPU pod runs on the node")
@@ -100,6 +108,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.plugin.UsageMetrics, "usage-metrics", false, "serve the memory that each container uses on /metrics also without --authorize-metrics; these metrics name pods")
 	f.Float64Var(&o.plugin.Overuse.Tolerance, "overuse-tolerance", usage.DefaultTolerance, "percentage by which a container may exceed its request before its pod is reported")
 	f.DurationVar(&o.plugin.Overuse.Grace, "overuse-grace", usage.DefaultGrace, "`time` for which a container may exceed its request by more than --overuse-tolerance before its pod is reported")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove aliyun.com/gpu-count, aliyun.com/gpu-core.percentage and the inventory annotation from the Node object of --node-name and exit; for nodes from which the plugin was removed. It can run on any machine")
+	f.BoolVar(&o.printInventory, "print-inventory", false, "print the inventory that the plugin would write to this node's annotation, as JSON, and exit. It doesn't read the API server")
 }
 
 // configure sets the values that override the configuration file: those of the flags that were set. malformed are the words in the
@@ -143,6 +153,9 @@ func (o *options) configure(set func(flag string) bool) (malformed []string, err
 
 // validate checks the flags before anything is started.
 func (o *options) validate() error {
+	if o.printInventory {
+		return nil
+	}
 	p := &o.plugin
 	switch {
 	case p.VisibleDevices != deviceplugin.VisibleByUUID && p.VisibleDevices != deviceplugin.VisibleByIndex:

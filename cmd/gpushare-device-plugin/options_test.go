@@ -34,12 +34,16 @@ func TestBadFlags(t *testing.T) {
 		"a relative socket":         {[]string{"--node-name=a", "--pod-resources-socket=x"}, nil, `"x" is not an absolute path`},
 		"no quiet period":           {[]string{"--node-name=a", "--health-quiet-period=0s"}, nil, "--health-quiet-period: must be positive, got 0s"},
 		"a duration without unit":   {nil, map[string]string{"NODE_NAME": "a", "HEALTH_QUIET_PERIOD": "5"}, "environment variable HEALTH_QUIET_PERIOD: "},
+		"cleanup without node name": {[]string{"--cleanup"}, nil, "--node-name (or NODE_NAME) is missing"},
+		"cleanup without cluster":   {[]string{"--cleanup", "--node-name=a"}, nil, "--kubeconfig is not set"},
 		"an address without port":   {[]string{"--node-name=a", "--listen-address=x"}, nil, "--listen-address: address x: missing port"},
 		"no such kubeconfig":        {[]string{"--kubeconfig=/nowhere/at/all"}, map[string]string{"NODE_NAME": "a"}, "--kubeconfig: "},
 		"no cluster":                {[]string{"--node-name=a"}, nil, "--kubeconfig is not set, and the pod's service account can't be used"},
-		"a variable's bad boolean":  {nil, map[string]string{"NODE_NAME": "a", "USAGE_METRICS": "perhaps"}, "environment variable USAGE_METRICS: "},
+		"a variable's bad boolean":  {nil, map[string]string{"NODE_NAME": "a", "PRINT_INVENTORY": "perhaps"}, "environment variable PRINT_INVENTORY: "},
 		"a variable's bad value":    {nil, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "TiB"}, `"TiB"`},
 		"the flag wins":             {[]string{"--memory-unit=TB"}, map[string]string{"NODE_NAME": "a", "MEMORY_UNIT": "GiB"}, `"TB"`},
+		"no library":                {[]string{"--print-inventory", "--nvml-library=/nowhere/libnvidia-ml.so.1"}, nil, "listing the cards: "},
+		"printing checks the unit":  {[]string{"--print-inventory", "--memory-unit=x"}, nil, "--memory-unit"},
 		"a short flag, no variable": {nil, map[string]string{"V": "x", "H": "x"}, "--node-name"},
 		"an unknown log format":     {[]string{"--node-name=a", "--logging-format=xml"}, nil, `--logging-format, -v: format: Invalid value: "xml"`},
 		"HELP sets no flag":         {nil, map[string]string{"HELP": "true", "VERSION": "true"}, "--node-name"},
@@ -60,6 +64,7 @@ func TestBadFlags(t *testing.T) {
 		"a negative grace period":   {[]string{"--node-name=a", "--overuse-grace=-1s"}, nil, "--overuse-grace: must not be negative, got -1s"},
 		"no interval":               {[]string{"--node-name=a", "--usage-interval=0s"}, nil, "--usage-interval: must be positive, got 0s"},
 		"an invalid card memory":    {[]string{"--node-name=a", "--card-memory=GPU-a=much"}, nil, `--card-memory: GPU-a: size "much"`},
+		"a configuration's mistake": {[]string{"--print-inventory", "--config=/nowhere/config.yaml"}, nil, "--config: open /nowhere/config.yaml: no such file"},
 		"a variable's bad size":     {nil, map[string]string{"NODE_NAME": "a", "CARD_MEMORY": "0"}, "--card-memory: a size must be positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,7 +88,7 @@ func TestHelp(t *testing.T) {
 	check.Must(t, command.Execute())
 	for _, flag := range []string{
 		"kubeconfig", "node-name", "memory-unit", "visible-devices", "device-list-strategy", "compat-error-env", "device-plugin-dir", "pod-resources-socket",
-		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "version", "logging-format", "authorize-metrics",
+		"nvml-library", "health-quiet-period", "card-memory", "config", "default-config", "dp-disable-healthchecks", "dp-enable-healthchecks", "listen-address", "print-inventory", "cleanup", "version", "logging-format", "authorize-metrics",
 		"usage-interval", "isolation", "cgroup-root", "cdi-directories", "mps-pipe-directory", "overuse-tolerance", "overuse-grace", "usage-listen-address", "usage-metrics", "simulated-cards",
 	} {
 		if !strings.Contains(out.String(), "--"+flag) {

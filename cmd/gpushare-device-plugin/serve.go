@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -12,11 +15,58 @@ import (
 	"github.com/gpushare/gpushare/cmd/internal/program"
 	"github.com/gpushare/gpushare/pkg/deviceplugin"
 	"github.com/gpushare/gpushare/pkg/inventory"
+	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/tokenauth"
 	"github.com/gpushare/gpushare/pkg/version"
 )
 
 const component = "gpushare-device-plugin"
+
+// printInventory prints the inventory annotation that a plugin would write. The API server is not asked, so of several configurations the
+// default is used.
+func printInventory(ctx context.Context, out io.Writer, o options) error {
+	selected, err := o.plugin.Config.Read("")
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	o.monitor.Settings = selected.Settings.Settings
+	state, err := inventory.List(ctx, o.monitor)
+	if err != nil {
+		return fmt.Errorf("listing the cards: %w", err)
+	}
+	if len(state.Cards) == 0 && state.Problem != "" {
+		return fmt.Errorf("listing the cards: %s", state.Problem)
+	}
+	session, err := inventory.OpenSession(o.monitor.Library)
+	if err != nil {
+		return fmt.Errorf("listing the cards: %w", err)
+	}
+	defer session.Close()
+	o.plugin.BootID = inventory.BootID()
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(deviceplugin.Inventory(o.plugin, selected.Settings, state.Cards, state.Adapters, session)); err != nil {
+		return fmt.Errorf("printing the inventory: %w", err)
+	}
+	return nil
+}
+
+// cleanUp removes from the Node object what a removed plugin has left.
+func cleanUp(ctx context.Context, out io.Writer, o options) error {
+	config, err := program.APIConfig(o.kubeconfig, component)
+	if err != nil {
+		return err
+	}
+	client, _, err := deviceplugin.NewClient(config)
+	if err != nil {
+		return err
+	}
+	if err := deviceplugin.Cleanup(ctx, client, o.plugin.NodeName); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "node %s: %s, %s and %s removed\n", o.plugin.NodeName, protocol.ResourceCount, protocol.ResourceCores, protocol.AnnotationInventory)
+	return err
+}
 
 // latest returns a function that returns the monitor's part of the settings in force, and nil as long as there are none.
 func latest(plugin *deviceplugin.Plugin) func() *inventory.Settings {

@@ -208,11 +208,11 @@ func has(list corev1.ResourceList, amounts map[corev1.ResourceName]*resource.Qua
 	return true
 }
 
-// patchCards sets the inventory and the amounts of a node. All are in one write, because a
+// patchCards sets the inventory and the amounts of a node; nil removes them. All are in one write, because a
 // reader ignores an inventory if its number of cards differs from gpu-count and their sum from gpu-mem, which can lag behind
 // (protocol.ParseNode). A patch of a node's status changes annotations too (k8s.io/kubernetes
 // pkg/registry/core/node/strategy.go, nodeStatusStrategy).
-func patchCards(ctx context.Context, client Client, node, inventory string, amounts map[corev1.ResourceName]*resource.Quantity) error {
+func patchCards(ctx context.Context, client Client, node string, inventory any, amounts map[corev1.ResourceName]*resource.Quantity) error {
 	data, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{protocol.AnnotationInventory: inventory}},
 		"status":   map[string]any{"capacity": amounts, "allocatable": amounts},
@@ -224,6 +224,16 @@ func patchCards(ctx context.Context, client Client, node, inventory string, amou
 	defer cancel()
 	_, err = client.Nodes.Patch(ctx, node, types.MergePatchType, data, metav1.PatchOptions{}, "status")
 	return err
+}
+
+// Cleanup removes from a Node object what only the plugin writes there: the inventory and the amounts beside the memory. A plugin that
+// still runs on the node writes both again.
+func Cleanup(ctx context.Context, client Client, node string) error {
+	amounts := map[corev1.ResourceName]*resource.Quantity{protocol.ResourceCount: nil, protocol.ResourceCores: nil}
+	if err := patchCards(ctx, client, node, nil, amounts); err != nil {
+		return fmt.Errorf("removing %s and the inventory from node %s: %w", protocol.ResourceCount, node, err)
+	}
+	return nil
 }
 
 // warnOfWholeCards warns once if the node offers its cards both as shared memory and by NVIDIA's device plugin or DRA driver.

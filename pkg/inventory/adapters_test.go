@@ -96,7 +96,7 @@ func TestListAdapters(t *testing.T) {
 		must(t, machine.AddAdapter(near))
 		list := func(root string) (ports []string, adapters []gpu.Adapter) {
 			t.Helper()
-			state, err := listOnce(t.Context(), Options{Library: library, SysfsRoot: root, Settings: Settings{Unit: gpu.MiB}})
+			state, err := List(t.Context(), Options{Library: library, SysfsRoot: root, Settings: Settings{Unit: gpu.MiB}})
 			must(t, err)
 			for _, card := range state.Cards {
 				ports = append(ports, card.RDMAPorts)
@@ -166,7 +166,7 @@ func TestHangingAdapter(t *testing.T) {
 		state := filepath.Join(machine.Root, "class/infiniband/mlx5_0/ports/1/state")
 		must(t, os.Remove(state))
 		must(t, syscall.Mkfifo(state, 0o600)) // Its reader waits for a writer, and there is none.
-		found, err := listOnce(t.Context(), Options{Library: library, SysfsRoot: machine.Root, Settings: Settings{Unit: gpu.MiB}})
+		found, err := List(t.Context(), Options{Library: library, SysfsRoot: machine.Root, Settings: Settings{Unit: gpu.MiB}})
 		must(t, err)
 		expect(t, "cards", []gpu.Card{{UUID: "GPU-0", Memory: 1024}}, found.Cards)
 		writer, err := os.OpenFile(state, os.O_WRONLY|syscall.O_NONBLOCK, 0) // It fails unless a read waits, and ends that one.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -28,22 +29,11 @@ var mixedCards = []fakenvml.Card{
 	{UUID: "GPU-10", Model: "NVIDIA A100-SXM4-40GB", MiB: 40960, State: "mig", Options: []string{"memory=denied"}},
 }
 
-// listOnce returns what a monitor publishes after its first step.
-func listOnce(ctx context.Context, o Options) (State, error) {
-	o = o.withDefaults()
-	reader, roster := &reader{options: o}, newRoster(o)
-	defer reader.close()
-	observed := reader.step(ctx, false)
-	roster.adapters = observed.adapters
-	roster.list(observed.devices, o.Clock.Now())
-	return roster.state(), observed.err
-}
-
 func TestList(t *testing.T) {
 	onMachine(t, mixedCards, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func(what string, unit gpu.Unit, want State) {
 			t.Helper()
-			got, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
+			got, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: unit}})
 			must(t, err)
 			expect(t, what, want, got)
 		}
@@ -75,9 +65,9 @@ func TestListWithoutLibrary(t *testing.T) {
 		"a library that is not NVML": "libm.so.6",
 	} {
 		t.Run(name, func(t *testing.T) {
-			state, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
+			state, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			if !errors.Is(err, ErrNoLibrary) {
-				t.Errorf("got %v, %v; want %v", state, err, ErrNoLibrary)
+				t.Errorf("List() = %v, %v; want %v", state, err, ErrNoLibrary)
 			}
 			t.Log(err)
 		})
@@ -86,9 +76,9 @@ func TestListWithoutLibrary(t *testing.T) {
 
 func TestListIncompleteLibrary(t *testing.T) {
 	onMachine(t, mixedCards[:1], func(t *testing.T, library string, _ fakenvml.Machine) {
-		_, err := listOnce(t.Context(), Options{Library: library})
+		_, err := List(t.Context(), Options{Library: library})
 		if !errors.Is(err, ErrNoLibrary) || !strings.Contains(err.Error(), "nvmlEventSetWait") {
-			t.Errorf("got %v, want %v", err, ErrNoLibrary)
+			t.Errorf("List() = %v, want %v", err, ErrNoLibrary)
 		}
 	}, "-DnvmlEventSetWait_v2=nvmlAnotherFunction")
 }
@@ -96,7 +86,7 @@ func TestListIncompleteLibrary(t *testing.T) {
 func TestListWithBadDriver(t *testing.T) {
 	onMachine(t, nil, func(t *testing.T, library string, machine fakenvml.Machine) {
 		list := func() error {
-			_, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
+			_, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.GiB}})
 			return err
 		}
 		if err := list(); !errors.Is(err, nvml.ERROR_DRIVER_NOT_LOADED) {
@@ -105,6 +95,29 @@ func TestListWithBadDriver(t *testing.T) {
 		must(t, os.WriteFile(machine.CardsFile, []byte("nonsense\n"), 0o644))
 		if err := list(); !errors.Is(err, nvml.ERROR_UNKNOWN) {
 			t.Errorf("with a broken driver: %v, want %v", err, nvml.ERROR_UNKNOWN)
+		}
+	})
+}
+
+// A call into a driver that hangs can't be canceled, so each of the following tests has its own process.
+
+func TestListCanceled(t *testing.T) {
+	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
+		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := List(ctx, Options{Library: library}); !errors.Is(err, context.Canceled) {
+			t.Errorf("List() = %v, want %v", err, context.Canceled)
+		}
+	})
+}
+
+func TestListTimeout(t *testing.T) {
+	onMachine(t, with(mixedCards[:1], 0, "hang"), func(t *testing.T, library string, machine fakenvml.Machine) {
+		t.Cleanup(func() { setCards(t, machine, mixedCards...) })
+		_, err := List(t.Context(), Options{Library: library, AnswerTimeout: time.Millisecond})
+		if want := "waiting for the NVIDIA driver: no answer for 1ms"; err == nil || err.Error() != want {
+			t.Errorf("List() = %v, want %v", err, want)
 		}
 	})
 }

@@ -33,7 +33,7 @@ type Settings struct {
 	QuietPeriod time.Duration
 }
 
-// Options configure a Monitor. Only Unit is required.
+// Options configure a Monitor or a call of List. Only Unit is required.
 type Options struct {
 	// Library is the path of NVIDIA's management library. If it is empty, the dynamic linker searches for libnvidia-ml.so.1.
 	Library string
@@ -303,6 +303,30 @@ func (r *run) checkHopeless(err error, now time.Time) error {
 			"restarted. If this node has no NVIDIA GPU, keep the pod off the node. For other causes see docs/troubleshooting.md", err, patience)
 	}
 	return nil
+}
+
+// List lists the cards once. It doesn't call Options.Known. It returns an error if the driver can't be used, if it doesn't
+// answer within AnswerTimeout, or if ctx ends first.
+func List(ctx context.Context, options Options) (State, error) {
+	options = options.withDefaults()
+	reader := &reader{options: options, logger: klog.FromContext(ctx)}
+	step := beside(func() observation {
+		defer reader.close()
+		return reader.step(ctx, false)
+	})
+	o, answered := await(ctx, step, options.AnswerTimeout)
+	switch {
+	case !answered && ctx.Err() != nil:
+		return State{}, fmt.Errorf("waiting for the NVIDIA driver: %w", context.Cause(ctx))
+	case !answered:
+		return State{}, fmt.Errorf("waiting for the NVIDIA driver: no answer for %v", options.AnswerTimeout)
+	case o.err != nil:
+		return State{}, o.err
+	}
+	roster := newRoster(options)
+	roster.adapters = o.adapters
+	roster.list(o.devices, options.Clock.Now())
+	return roster.state(), nil
 }
 
 // beside runs f in its own goroutine and returns the channel for its result. The channel is buffered, so the goroutine ends

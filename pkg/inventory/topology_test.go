@@ -51,7 +51,7 @@ func TestConnections(t *testing.T) {
 		list := func(states ...string) (nvlink, pcieSwitch []int) {
 			t.Helper()
 			setCards(t, fake, machine(states...)...)
-			state, err := listOnce(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
+			state, err := List(t.Context(), Options{Library: library, Settings: Settings{Unit: gpu.MiB}})
 			must(t, err)
 			for _, card := range state.Cards {
 				nvlink, pcieSwitch = append(nvlink, card.NVLink), append(pcieSwitch, card.PCIeSwitch)

@@ -35,17 +35,15 @@ const node = "gpu-node"
 // listCards returns the machine's cards. Without cards it skips the test with a visible message.
 func listCards(t *testing.T) []gpu.Card {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var state inventory.State
-	check.Must(t, inventory.New(inventory.Options{Settings: inventory.Settings{Unit: gpu.GiB}}).Run(ctx, func(first inventory.State) {
-		state = first
-		stop()
-	}))
-	if len(state.Cards) == 0 {
-		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real GPU on this machine: %s\n", t.Name(), state.Problem)
-		t.Skip(state.Problem)
+	state, err := inventory.List(t.Context(), inventory.Options{Settings: inventory.Settings{Unit: gpu.GiB}})
+	if err == nil && len(state.Cards) == 0 {
+		err = fmt.Errorf("%w: %s", inventory.ErrNoLibrary, state.Problem)
 	}
+	if errors.Is(err, inventory.ErrNoLibrary) {
+		fmt.Fprintf(os.Stderr, "SKIPPED %s: no real GPU on this machine: %v\n", t.Name(), err)
+		t.Skip(err)
+	}
+	check.Must(t, err)
 	return state.Cards
 }
 

@@ -5,12 +5,39 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 )
+
+func TestCleanup(t *testing.T) {
+	b := newFixture(t)
+	others := corev1.ResourceList{corev1.ResourceCPU: *newQuantity(4), protocol.ResourceMemory: *newQuantity(0)}
+	node := b.node()
+	node.Annotations = map[string]string{protocol.AnnotationInventory: "{}", "example.com/other": "kept"}
+	node.Status.Capacity, node.Status.Allocatable = others.DeepCopy(), others.DeepCopy()
+	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
+		list[protocol.ResourceCount], list[protocol.ResourceCores] = *newQuantity(8), *newQuantity(800)
+	}
+	if _, err := b.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // A second cleanup does no harm.
+		check.Must(t, Cleanup(t.Context(), fakeClient(b.client), testNode))
+	}
+	after := b.node()
+	for _, list := range []corev1.ResourceList{after.Status.Capacity, after.Status.Allocatable} {
+		check.Equal(t, "the result", others, list)
+	}
+	check.Equal(t, "the result", map[string]string{"example.com/other": "kept"}, after.Annotations)
+	if err := Cleanup(t.Context(), fakeClient(b.client), "nowhere"); err == nil {
+		t.Error("no error for a missing node")
+	}
+}
 
 // TestKnownCards checks that the node's inventory outlives the plugin.
 func TestKnownCards(t *testing.T) {
