@@ -172,7 +172,7 @@ func BenchmarkNodesChanged(b *testing.B) {
 	m.ReclaimAfter = 1 << 62
 	var longest longestHold
 	for b.Loop() {
-		m.NodesChanged()
+		m.Freed("n1")
 		*now = now.Add(time.Second)
 		longest.tick(m, *now)
 	}

@@ -30,7 +30,7 @@
 //  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
 //  7. Each round grants the items whose places are free now (grantHeld), and once a second the holds end that don't help any more (updateHolds).
 //
-// The memory of a pod that ended is kept for its tenant's next pod for a while (kept.go). Items that lack only memory are passed to package queue
+// The memory of a pod that ended is reserved for its tenant's next pod for a while (kept.go). Items that lack only memory are passed to package queue
 // (waiting.go).
 //
 // A Manager reads no clock and does no I/O: its caller passes in the events and the time, and performs the Effects that it

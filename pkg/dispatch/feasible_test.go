@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -53,7 +54,7 @@ func TestNeverFitsExpires(t *testing.T) {
 	f.tick(0)
 	want(t, "the share while no node has the CPU", 0, f.share("bob"))
 	f.tooLarge = nil
-	f.tick(infeasibleFor)
+	f.tick(queue.Retry)
 	want(t, "the share afterwards", 2, f.share("bob"))
 }
 

@@ -120,19 +120,14 @@ func (n *foundNodes) Among(constraints unique.Handle[string], nodes []string) (a
 	return slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return !slices.Contains(names, name) })
 }
 
-func (n *foundNodes) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
-	if _, known := n.found[constraints]; known {
-		return 0, 1
-	}
-	return 1, 1
-}
-
-// NodesChanged records that nodes have changed.
+// NodesChanged records that all nodes have changed.
 func (f *fixture) NodesChanged() {
 	if n, fake := f.Nodes.(*foundNodes); fake {
 		clear(n.found)
 	}
-	f.Manager.NodesChanged()
+	for _, n := range f.ledger.Nodes() {
+		f.Freed(n.Name)
+	}
 }
 
 // fakeGroups says that the members of a group, which the first part of their names after the namespace is, are startable once

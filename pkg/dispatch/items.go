@@ -30,8 +30,6 @@ type item struct {
 	profile queue.Profile
 	// pause is ObstaclePaused or ObstacleBehindFailed if the latest round passed the item over because of failures, else 0.
 	pause reasons.Obstacle
-	// triedIn is the number of the latest round that tried it.
-	triedIn uint64
 	// provisioning is since when the gates of all its pods are open for an autoscaler; zero if one isn't.
 	provisioning time.Time
 }
@@ -80,10 +78,9 @@ func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.RoomKey), text(b.RoomKey)), cmp.Compare(a.UID, b.UID))
 	})
 	first := pods[0]
-	it := &item{kind: m.kinds.kindOf(pods), pods: pods, constraints: first.Constraints, provisioning: first.provisioning}
+	it := &item{kind: m.kindOf(pods), pods: pods, constraints: first.Constraints, provisioning: first.provisioning}
 	it.kind.items++
 	if former := m.items[id]; former != nil {
-		it.triedIn = former.triedIn
 		m.removeItem(former)
 	}
 	entry := ledger.Item{ID: id, CompletesGroup: broken, Priority: first.Priority, Entered: first.Created}
@@ -129,7 +126,7 @@ func (m *Manager) removeItem(it *item) {
 	if m.items[it.ID] == it {
 		it.kind.items--
 		if it.kind.items == 0 {
-			m.kinds.drop(it.kind)
+			delete(m.kinds, it.kind.kindKey)
 		}
 		delete(m.items, it.ID)
 		m.queue.Remove(it.Item)

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -17,9 +16,9 @@ func TestMemoryKeptForNextPod(t *testing.T) {
 		scene      func(f *fixture)
 		want       []string
 	}{
-		"before the next pod comes":                  {2, 2, func(f *fixture) { f.run(keptFor - 3*time.Second) }, nil},
+		"before the next pod comes":                  {2, 2, func(f *fixture) { f.run(keepFor - 3*time.Second) }, nil},
 		"the next pod comes":                         {2, 2, func(f *fixture) { f.run(5 * time.Second); f.pod("alice/next", 1, age(99)) }, []string{"alice/next"}},
-		"it comes late":                              {2, 2, func(f *fixture) { f.run(keptFor) }, []string{"bob/waits"}},
+		"it comes late":                              {2, 2, func(f *fixture) { f.run(keepFor) }, []string{"bob/waits"}},
 		"it needs more":                              {2, 2, func(f *fixture) { f.pod("alice/next", 2, age(99)); f.run(time.Second) }, []string{"bob/waits"}},
 		"alice would still have as much as bob then": {3, 1, func(*fixture) {}, []string{"bob/waits"}},
 		"another leader doesn't know of it":          {2, 2, func(f *fixture) { f.StopLeading(); f.StartLeading() }, []string{"bob/waits"}},
@@ -39,28 +38,10 @@ func TestMemoryKeptForNextPod(t *testing.T) {
 			tc.scene(f)
 			f.tick(time.Second)
 			want(t, "admitted", tc.want, f.admitted())
-			f.tick(keptFor + time.Second)
+			f.tick(keepFor + time.Second)
 			want(t, "kept in the end", 0, len(f.kept))
 		})
 	}
-}
-
-// What is kept for alice is too small for her next pod, which gets more that is kept for bob: carol gets what alice doesn't need.
-func TestNextPodTakesKeptMemoryOfOthers(t *testing.T) {
-	f := newFixture(t, []gpu.Memory{1, 2, 4, 8}, nil)
-	f.SetNamespace("carol", Namespace{Tenant: "carol", Terms: fairshare.DefaultTerms})
-	f.pod("alice/0", 1, on("n0"))
-	f.pod("bob/0", 2, on("n1"))
-	f.pod("bob/1", 4, on("n2"))
-	f.pod("carol/0", 8, on("n3"))
-	f.pod("carol/waits", 1)
-	f.tick(time.Second)
-	f.delete("alice/0", "bob/0")
-	f.pod("alice/next", 2, age(99))
-	f.tick(time.Second)
-	want(t, "admitted", []string{"alice/next"}, f.admitted())
-	f.tick(time.Second)
-	want(t, "admitted", []string{"alice/next", "carol/waits"}, f.admitted())
 }
 
 // Alice runs jobs whose pods of two minutes are replaced some seconds after they have ended, beside bob's endless pods. She keeps her share, and pods

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 	"unique"
 
@@ -50,8 +49,6 @@ type Nodes interface {
 	Names(constraints unique.Handle[string]) []string
 	// Among returns those of the nodes that the pods can use.
 	Among(constraints unique.Handle[string], nodes []string) []string
-	// Unmatched returns how many of all nodes must be compared with the constraints before the other calls can answer.
-	Unmatched(constraints unique.Handle[string]) (unmatched, all int)
 }
 
 // Groups is the part of package gang that a Manager uses.
@@ -87,10 +84,8 @@ type Manager struct {
 	Options
 	// admitted are the pods that are granted or bound. Filter calls read them without the lock, which is held for long in a large cluster.
 	admitted sync.Map
-	// freed are the nodes on which resources were freed since the latest Tick.
+	// freed are the nodes on which items may have got room since the latest Tick.
 	freed freedNodes
-	// nodeChanges counts the changes of nodes.
-	nodeChanges atomic.Uint64
 
 	mu      sync.Mutex
 	leading bool
@@ -108,22 +103,22 @@ type Manager struct {
 	charged   map[gpu.PodUID]*pod
 	gated     map[gpu.PodUID]*pod
 	allocated map[gpu.PodUID]*allocatedPod
-	// kept is the memory of pods that have ended, ended that of those that have ended since the latest round.
+	// kept is the memory that is kept for tenants, the oldest first. ended is the memory of pods that have ended since the latest round.
 	kept, ended []*kept
 
 	// queue has the tenants and the items that wait, which items has by ID.
 	queue fairshare.Queue
 	items map[string]*item
-	kinds kinds
+	kinds map[kindKey]*kind
 
-	// changed is true if a pod or a tenant changed since the latest round. seenChanges is nodeChanges at the latest Tick, and checked when isCheckDue
-	// was true.
-	changed     bool
-	seenChanges uint64
-	checked     time.Time
-	progress    progress
-	// effort counts the attempts of the present round to reserve places.
-	effort   int
+	// rounds counts the rounds, and roundAt is when the latest one was. unfinished are the tenants of which it has not tried all items that were due, with
+	// the number of the round since which that is so. changed is true if a pod or a tenant changed since.
+	rounds     uint64
+	roundAt    time.Time
+	unfinished map[string]uint64
+	changed    bool
+	// checked is when isCheckDue was true.
+	checked  time.Time
 	reclaims reclaims
 }
 
@@ -133,16 +128,12 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
-		items: map[string]*item{}, kinds: kinds{}, progress: progress{cutShort: map[string]uint64{}}, reclaims: newReclaims(),
+		items: map[string]*item{}, kinds: map[kindKey]*kind{}, reclaims: newReclaims(),
 	}
 }
 
-// Freed records that resources of the node were freed. It may be called with any lock held.
+// Freed records that resources of the node were freed, or that the node was added or changed. It may be called with any lock held.
 func (m *Manager) Freed(node string) { m.freed.add(node) }
-
-// NodesChanged records that a node was added or removed, or that its labels, taints, allocatable resources or unschedulable
-// mark changed. It takes no lock.
-func (m *Manager) NodesChanged() { m.nodeChanges.Add(1) }
 
 // TakeEffects returns the effects since the last call.
 func (m *Manager) TakeEffects() Effects {
@@ -170,10 +161,7 @@ func (m *Manager) StopLeading() {
 	}
 	m.endHolds(func(*hold) bool { return true })
 	m.leading, m.effects, m.now, m.checked, m.reclaims = false, Effects{}, time.Time{}, time.Time{}, newReclaims()
-	for _, k := range m.kept {
-		k.until = time.Time{}
-	}
-	m.endKept()
+	m.endKept(func(*kept) bool { return true })
 	m.ended = nil
 	for _, p := range m.pods {
 		m.withdraw(p)

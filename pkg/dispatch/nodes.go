@@ -3,13 +3,12 @@ package dispatch
 import (
 	"slices"
 	"sync"
-	"unique"
 )
 
-// maxFreed is the largest number of freed nodes that are listed. If there are more, pods are tried on all nodes.
+// maxFreed is the largest number of freed nodes that are listed. If there are more, items are tried on all nodes.
 const maxFreed = 64
 
-// freedNodes are nodes on which resources were freed. mu guards names. No other lock is taken while it is held.
+// freedNodes are nodes on which items may have got room. mu guards names. No other lock is taken while it is held.
 type freedNodes struct {
 	mu    sync.Mutex
 	names []string
@@ -32,12 +31,4 @@ func (f *freedNodes) take() (names []string, tooMany bool) {
 		return nil, true
 	}
 	return names, false
-}
-
-// spendFor adds to the effort what it costs to find the nodes that pods with the constraints can use.
-func (m *Manager) spendFor(constraints unique.Handle[string]) {
-	if unmatched, all := m.Nodes.Unmatched(constraints); unmatched > 0 {
-		effort := max(1, constraintsEffort*unmatched/all) * (1 + len(text(constraints))/1024)
-		m.effort += min(effort, maxTenantEffort) // More would end the round for other tenants.
-	}
 }

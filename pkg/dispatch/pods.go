@@ -152,7 +152,7 @@ func (m *Manager) count(p *pod, amount gpu.Memory) {
 	if p.counted > 0 {
 		m.queue.Release(p.countedFor, p.counted)
 		if m.leading && known && !ns.Exempt && amount == 0 && p.Node != "" {
-			m.noteEnd(p, p.countedFor)
+			m.ended = append(m.ended, &kept{p.countedFor, p.Pod, m.now.Add(keepFor)})
 		}
 	}
 	p.counted, p.countedFor = amount, ns.Tenant

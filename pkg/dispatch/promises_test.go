@@ -125,7 +125,7 @@ func TestPodsThatDiffer(t *testing.T) {
 	f.tick(time.Second)
 	want(t, "admitted", []string{"bob/waits"}, f.admitted())
 	f.pod("alice/fits", 1, age(1))
-	for range 100 * constraintsEffort / maxTenantEffort {
+	for range 100 / maxSearches {
 		f.tick(100 * time.Millisecond)
 	}
 	f.tick(100 * time.Millisecond)

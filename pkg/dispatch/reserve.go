@@ -1,82 +1,97 @@
 package dispatch
 
 import (
-	"github.com/gpushare/gpushare/pkg/gpu"
+	"maps"
+	"slices"
+	"time"
+
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// nodesPerEffort is how many empty nodes are tried with as much effort as one attempt to reserve places takes, see maxEffort.
-const nodesPerEffort = 32
+// maxSearches is the number of items of each tenant for which one round tries all nodes in vain, because event handlers wait for the end of the round.
+// The next rounds try the others.
+const maxSearches = 32
 
 // try reserves places for the pods of an item. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
-func (r *round) try(it *item, awaits bool) (places []ledger.ChosenNode) {
-	number, due := r.m.progress.rounds, it.kind.isDue(r.m.now)
-	tries := awaits || !it.kind.hasNoRoom(number)
+func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
+	m, k, own := r.m, it.kind, r.m.keptFor(it.Tenant)
+	if k.failedIn == r.number && !awaits && len(own) == 0 {
+		return nil // There can be thousands of these.
+	}
+	nodes, unseen := r.freed, r.unseen
+	if len(own) > 0 {
+		nodes, unseen = slices.Clone(nodes), maps.Clone(unseen)
+		for _, k := range own {
+			nodes = append(nodes, k.Node)
+			unseen[k.id()] = true
+		}
+		nodes = sorted(nodes)
+	}
 	var requests []ledger.Request
+	due := k.isDue(m.now)
+	if !due { // Since the latest attempt, only these nodes can have got room.
+		requests = m.requestsOn(it, nodes)
+		due = len(it.pods) > 1 && len(requests) > 0 // Some of the pods may fit elsewhere.
+	}
+	if due {
+		if !r.maySearch(it) {
+			k.retryAt = time.Time{}
+			return nil
+		}
+		requests = m.requests(it)
+	}
+	if len(requests) > 0 {
+		view := m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
+		view.TentativeAt, view.Unseen = m.now, unseen
+		if places, _ := m.Ledger.ReserveAll(requests, nil, view, m.now); places != nil {
+			return places
+		}
+	}
+	k.failedIn = r.number
 	switch {
 	case due:
-		requests = r.m.requests(it)
-	case tries: // Since the latest attempt, only these nodes can have got room.
-		requests = r.m.requestsOn(it, r.freed)
-	}
-	if tries {
-		places = r.reserve(requests)
-	}
-	if places != nil {
-		return places
-	}
-	it.kind.fail(number)
-	if due {
-		it.kind.failEverywhere(r.m.everFit(requests), r.m.now)
+		r.tenant(it.Tenant).searches++
+		k.searchedIn = r.number
+		k.failEverywhere(m.Ledger.FitsEmpty(requests), m.now)
+	case k.obstacle == reasons.ObstacleNeverFits && len(requests) > 0 && m.Ledger.FitsEmpty(requests):
+		k.obstacle = reasons.ObstacleNoRoom
 	}
 	return nil
 }
 
-// reserve reserves places for the requests, if there are any. It returns nil if not all of them fit.
-func (r *round) reserve(requests []ledger.Request, yielding ...[]gpu.PodUID) []ledger.ChosenNode {
-	if len(requests) == 0 {
-		return nil
+// maySearch reports whether all nodes may be tried for the item in this round. If a round can't try all of a tenant's items that are due, the next ones
+// first try those that have not been tried since.
+func (r *round) maySearch(it *item) bool {
+	own := r.tenant(it.Tenant)
+	if since, unfinished := r.m.unfinished[it.Tenant]; unfinished && it.kind.searchedIn >= since {
+		return false
 	}
-	view := r.m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
-	view.TentativeAt, view.Unseen = r.m.now, r.unseen
-	places, _ := r.m.Ledger.ReserveAll(requests, yielding, view, r.m.now)
-	return places
-}
-
-// everFit reports whether the pods would fit if no pod had GPU memory: by the cards, and by the other resources that they request, such as CPU. What
-// wouldn't fit doesn't count for its tenant's demand.
-func (m *Manager) everFit(requests []ledger.Request) bool {
-	fit := m.Ledger.FitsEmpty(requests)
-	if !fit { // Otherwise they have mostly room on the first nodes.
-		m.effort += len(requests[0].Nodes) / nodesPerEffort
+	if own.searches == maxSearches {
+		own.unfinished = true
+		return false
 	}
-	return fit
+	return true
 }
 
 // requests returns what the ledger must place, on all nodes.
 func (m *Manager) requests(it *item) []ledger.Request {
-	m.effort++
 	requests := make([]ledger.Request, len(it.pods))
 	for i, p := range it.pods {
-		m.spendFor(p.Constraints)
 		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.Nodes.Names(p.Constraints)}
 	}
 	return requests
 }
 
-// requestsOn returns what the ledger must place if only these nodes can have got room; nil if the item can't use them. Of several pods, some may fit
-// elsewhere.
-func (m *Manager) requestsOn(it *item, nodes []string) []ledger.Request {
+// requestsOn returns what the ledger must place on these nodes: those of the pods that can use some of them.
+func (m *Manager) requestsOn(it *item, nodes []string) (requests []ledger.Request) {
+	if len(nodes) == 0 {
+		return nil
+	}
 	for _, p := range it.pods {
-		m.spendFor(p.Constraints)
-		usable := m.Nodes.Among(p.Constraints, nodes)
-		switch {
-		case len(usable) == 0:
-		case len(it.pods) == 1:
-			return []ledger.Request{{Pod: p.Pod.Pod, Nodes: usable}}
-		default:
-			return m.requests(it)
+		if usable := m.Nodes.Among(p.Constraints, nodes); len(usable) > 0 {
+			requests = append(requests, ledger.Request{Pod: p.Pod.Pod, Nodes: usable})
 		}
 	}
-	return nil
+	return requests
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// manyKinds is more kinds than a round tries.
-const manyKinds = maxEffort + maxEffort/4
+// manyKinds is more kinds than a round tries of one tenant.
+const manyKinds = 20 * maxSearches
 
 // unlike adds a gated pod that is like no other one.
 func (f *fixture) unlike(name string, memory gpu.Memory, edits ...edit) {
@@ -22,18 +22,6 @@ func (f *fixture) unlike(name string, memory gpu.Memory, edits ...edit) {
 	p.RoomKey = unique.Make(name)
 	f.pods[name] = p
 	f.SetPod(p)
-}
-
-// countedNodes counts the nodes that are listed, which is what it costs to reserve places on them.
-type countedNodes struct {
-	Nodes
-	listed int
-}
-
-func (c *countedNodes) Names(constraints unique.Handle[string]) []string {
-	names := c.Nodes.Names(constraints)
-	c.listed += len(names)
-	return names
 }
 
 // More kinds than a round tries wait of each of two tenants, and something changes before each round. Another tenant, which comes after both, gets
@@ -98,34 +86,6 @@ func TestNodesThatChange(t *testing.T) {
 	}
 }
 
-// More kinds than a round tries have no room in a large cluster, and the memory of pods that end is kept, for these kinds too. They are tried with it
-// only on the nodes where it is: event handlers would wait for seconds.
-func TestKeptMemoryAndManyKinds(t *testing.T) {
-	const nodes, ends = 200, 10
-	f := newFixture(t, slices.Repeat([]gpu.Memory{4}, nodes), nil)
-	for i := range nodes {
-		f.pod(fmt.Sprint("alice/", i), 3, on(fmt.Sprint("n", i)))
-		f.pod(fmt.Sprint("bob/", i), 1, on(fmt.Sprint("n", i)))
-	}
-	for i := range manyKinds {
-		f.unlike(fmt.Sprint("bob/waits-", i), 4)
-	}
-	for range 100 {
-		f.tick(100 * time.Millisecond)
-	}
-	counted := &countedNodes{Nodes: f.Nodes}
-	f.Nodes = counted
-	for i := range ends {
-		f.delete(fmt.Sprint("alice/", i))
-		counted.listed = 0
-		f.tick(100 * time.Millisecond)
-		if limit := maxEffort * nodes / 8; counted.listed > limit {
-			t.Fatalf("a round listed nodes %d times, want %d at most", counted.listed, limit)
-		}
-	}
-	want(t, "kept", ends, len(f.kept))
-}
-
 // A pod has waited so long for room that an autoscaler may see it. Now a node has come, but the round ends before the pod has its turn: its gate
 // stays closed until it gets its place.
 func TestGateBeforeTurn(t *testing.T) {
@@ -187,17 +147,17 @@ func TestManyFreedAndManyKinds(t *testing.T) {
 	for range 30 {
 		f.tick(100 * time.Millisecond)
 	}
-	want(t, "incomplete", false, f.progress.incomplete())
+	want(t, "unfinished", 0, len(f.unfinished))
 }
 
-// Something is freed while more groups wait than a tenant's effort is for, each of its own kind. Each of them is tried there, and in the end there is
+// Something is freed while more groups wait than a round tries, each of its own kind. Each of them is tried there, and in the end there is
 // nothing left to try.
 func TestFreedAndManyGroups(t *testing.T) {
 	f := newFixture(t, []gpu.Memory{4, 4}, nil)
 	f.SetNamespace("carol", Namespace{Tenant: "carol", Exempt: true})
 	f.pod("carol/1", 4, on("n0"))
 	f.pod("carol/2", 4, on("n1"))
-	for i := range maxTenantEffort + maxTenantEffort/4 {
+	for i := range 4 * maxSearches {
 		group := fmt.Sprint(i)
 		f.groups.sizes[group] = 2
 		for member := range 2 {
@@ -207,15 +167,15 @@ func TestFreedAndManyGroups(t *testing.T) {
 	for range 10 {
 		f.tick(100 * time.Millisecond)
 	}
-	want(t, "incomplete", false, f.progress.incomplete())
-	freed := f.progress.rounds
+	want(t, "unfinished", 0, len(f.unfinished))
+	freed := f.rounds
 	f.Freed("n1")
 	for range 10 {
 		f.tick(100 * time.Millisecond)
 	}
-	want(t, "incomplete after something was freed", false, f.progress.incomplete())
+	want(t, "unfinished after something was freed", 0, len(f.unfinished))
 	for id, it := range f.items {
-		if it.triedIn <= freed {
+		if it.kind.searchedIn <= freed {
 			t.Errorf("%s was not tried", id)
 		}
 	}

@@ -47,8 +47,7 @@ func (m *Manager) Tenants() []Tenant {
 type standings struct {
 	// tenants are in the order of their turns. They have no Share before setShares.
 	tenants []Tenant
-	// items are the waiting items of each tenant. demanded is the memory that waits, of the items that count for their tenants' demand, and what is
-	// kept for the tenants.
+	// items are the waiting items of each tenant. demanded is the memory that waits, of the items that count for their tenants' demand.
 	items    [][]*item
 	demanded map[demander]gpu.Memory
 	// held is the memory of the places that are held for each tenant.
@@ -79,12 +78,6 @@ func (m *Manager) takeStandings() *standings {
 		t := Tenant{Terms: s.Terms, Name: s.Name, Allocated: s.Allocated.Sub(out.held[s.Name]), Before: before}
 		if t.Allocated == 0 && len(s.Waiting) == 0 {
 			continue
-		}
-		for _, k := range m.kept {
-			if k.tenant == s.Name {
-				t.Allocated = t.Allocated.Sub(k.Request)
-				out.demand(k.Constraints, k.Request)
-			}
 		}
 		own := make([]*item, len(s.Waiting))
 		for i, next := range s.Waiting {
@@ -217,7 +210,7 @@ func Snapshot(o Options, namespaces map[string]Namespace, pods []Pod) []Tenant {
 	}
 	m.gatherGroups()
 	for _, it := range m.items {
-		if !m.everFit(m.requests(it)) {
+		if !m.Ledger.FitsEmpty(m.requests(it)) {
 			it.kind.obstacle = reasons.ObstacleNeverFits
 		}
 	}

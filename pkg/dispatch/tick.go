@@ -6,15 +6,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-const (
-	// checkInterval is the time between two looks at the tenants' shares, and roundInterval that between two rounds without a change.
-	checkInterval, roundInterval = time.Second, 100 * time.Millisecond
-	// maxEffort limits the attempts of one round to reserve places, because event handlers wait for the end of the round. The next Tick continues a
-	// round that reached the limit. An attempt on all nodes counts as one, and comparing all nodes with constraints as constraintsEffort for each
-	// KiB of them. A tenant gets maxTenantEffort at most, and less if several tenants are cut short, so that other tenants don't wait for thousands
-	// of its pods that all differ.
-	maxEffort, maxTenantEffort, constraintsEffort = 1024, maxEffort / 2, 128
-)
+// checkInterval is the time between two looks at the tenants' shares, and roundInterval that between two rounds without a change.
+const checkInterval, roundInterval = time.Second, 100 * time.Millisecond
 
 // Tick ends charges that have lasted too long, and grants what fits. Only the leader may call it, several times a second, once
 // the cache is synced.
@@ -35,13 +28,15 @@ func (m *Manager) grantDue(now time.Time) {
 		m.reclaims.since = now
 	}
 	m.expire()
-	m.endKept()
+	m.endKept(func(k *kept) bool { return !now.Before(k.until) })
 	freed, tooMany := m.freed.take()
-	if changes := m.nodeChanges.Load(); changes != m.seenChanges || tooMany {
-		m.seenChanges, m.changed = changes, true
-		m.retryAll()
+	if tooMany {
+		m.changed = true
+		for _, k := range m.kinds {
+			k.retryAt = time.Time{}
+		}
 	}
-	if m.changed || m.progress.incomplete() || len(freed) > 0 || now.Sub(m.progress.at) >= roundInterval {
+	if m.changed || len(m.unfinished) > 0 || len(freed) > 0 || now.Sub(m.roundAt) >= roundInterval {
 		m.makeRound(freed)
 	}
 	if m.isCheckDue() {
@@ -50,18 +45,12 @@ func (m *Manager) grantDue(now time.Time) {
 	m.openGates()
 }
 
-// retryAll makes all kinds due in the next round.
-func (m *Manager) retryAll() {
-	m.kinds.retry()
-	m.progress.changedAt = m.progress.rounds + 1
-}
-
 // isCheckDue reports whether checkInterval has passed.
 func (m *Manager) isCheckDue() bool { return m.now.Sub(m.checked) >= checkInterval }
 
-// dueStandings returns the state of the tenants for reclaim once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both take
-// milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their item, so items of groups are made
-// again.
+// dueStandings returns the state of the tenants for reclaim once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both
+// take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their item, so items of groups are
+// made again.
 func (m *Manager) dueStandings() *standings {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -134,19 +134,6 @@ func (u *usableNodes) release(constraints unique.Handle[string]) {
 	}
 }
 
-// Unmatched returns the number of nodes that Names must match with the constraints: those that have changed since the last call for such pods,
-// or all. It is what the call costs, beside the size of the constraints. all is the number of all nodes.
-func (c *Cluster) Unmatched(constraints unique.Handle[string]) (unmatched, all int) {
-	u := &c.usable
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	s := u.sets[constraints]
-	if s == nil || s.outdated(u) {
-		return len(u.nodes), len(u.nodes)
-	}
-	return min(u.revision-s.revision, len(u.nodes)), len(u.nodes)
-}
-
 // outdated reports whether not all changes since the set's revision are known.
 func (s *nodeSet) outdated(u *usableNodes) bool {
 	return s.revision == 0 || u.revision-s.revision > len(u.changes)

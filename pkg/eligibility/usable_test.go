@@ -87,39 +87,6 @@ func TestSets(t *testing.T) {
 	}
 }
 
-// Only nodes that have changed are matched again. Sets end with their last pod.
-func TestUnmatched(t *testing.T) {
-	c := NewCluster()
-	for i := range 10 {
-		setNode(c, node(fmt.Sprint("n", i)))
-	}
-	first, second := pod(), pod(fake.OntoNode("n3"))
-	retained(c, first, second)
-	for _, step := range []struct {
-		what   string
-		change func()
-		want   [2]int
-	}{
-		{"at first", func() {}, [2]int{10, 10}},
-		{"once they are known", func() { c.Names(first); c.Names(second) }, [2]int{0, 0}},
-		{"after a change of a node", func() { setNode(c, node("n4")) }, [2]int{1, 1}},
-		{"after another one, and a deletion", func() { c.Names(first); setNode(c, node("n5")); c.DeleteNode("n6") }, [2]int{2, 3}},
-		{"after the end of the pod", func() { c.Names(first); c.DeletePod("p0") }, [2]int{9, 3}},
-		{"without such a pod", func() { c.Names(first) }, [2]int{9, 3}},
-		{"without any pod", func() { c.DeletePod("p1") }, [2]int{9, 9}},
-	} {
-		step.change()
-		got, all := c.Unmatched(first)
-		other, _ := c.Unmatched(second)
-		if got != step.want[0] || other != step.want[1] {
-			t.Errorf("%s: %d and %d of %d nodes are to be matched, want %v", step.what, got, other, all, step.want)
-		}
-	}
-	if len(c.usable.sets) > 0 {
-		t.Errorf("%d sets are kept", len(c.usable.sets))
-	}
-}
-
 // Pods that all have constraints of their own, and can use hundreds of nodes, don't fill the memory: 3,000 such pods at 5,000 nodes take less
 // than 16 MiB, also while nodes change.
 func TestSetsKeepLittle(t *testing.T) {
@@ -189,4 +156,42 @@ func TestConcurrentNames(t *testing.T) {
 	c.DeleteNode("n199")
 	want := slices.Sorted(maps.Keys(c.usable.nodes))
 	check.Equal(t, "the result", want, c.Names(constraints))
+}
+
+// Only nodes that have changed are matched again. Sets end with their last pod.
+func TestMatchedAgain(t *testing.T) {
+	c := NewCluster()
+	for i := range 10 {
+		setNode(c, node(fmt.Sprint("n", i)))
+	}
+	first, second := pod(), pod(fake.OntoNode("n3"))
+	retained(c, first, second)
+	unmatched := func(constraints unique.Handle[string]) int {
+		s := c.usable.sets[constraints]
+		if s == nil || s.outdated(&c.usable) {
+			return len(c.usable.nodes)
+		}
+		return min(c.usable.revision-s.revision, len(c.usable.nodes))
+	}
+	for _, step := range []struct {
+		what   string
+		change func()
+		want   [2]int
+	}{
+		{"at first", func() {}, [2]int{10, 10}},
+		{"once they are known", func() { c.Names(first); c.Names(second) }, [2]int{0, 0}},
+		{"after a change of a node", func() { setNode(c, node("n4")) }, [2]int{1, 1}},
+		{"after another one, and a deletion", func() { c.Names(first); setNode(c, node("n5")); c.DeleteNode("n6") }, [2]int{2, 3}},
+		{"after the end of the pod", func() { c.Names(first); c.DeletePod("p0") }, [2]int{9, 3}},
+		{"without such a pod", func() { c.Names(first) }, [2]int{9, 3}},
+		{"without any pod", func() { c.DeletePod("p1") }, [2]int{9, 9}},
+	} {
+		step.change()
+		if got := [2]int{unmatched(first), unmatched(second)}; got != step.want {
+			t.Errorf("%s: %d nodes are to be matched, want %v", step.what, got, step.want)
+		}
+	}
+	if len(c.usable.sets) > 0 {
+		t.Errorf("%d sets are kept", len(c.usable.sets))
+	}
 }

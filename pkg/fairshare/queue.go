@@ -105,11 +105,12 @@ func (q *Queue) Release(name string, amount gpu.Memory) {
 	t.allocated = t.allocated.Sub(amount)
 }
 
-// Reaches reports whether the tenant would have at least as much as the other one in proportion to their terms, with the additional amount.
-func (q *Queue) Reaches(name string, amount gpu.Memory, other string) bool {
-	with := *q.tenant(name)
+// Reaches reports whether the tenant would have at least as much as the other one in proportion to their terms, with the additional amount of each.
+func (q *Queue) Reaches(name string, amount gpu.Memory, other string, otherAmount gpu.Memory) bool {
+	with, than := *q.tenant(name), *q.tenant(other)
 	with.allocated, with.granted = with.allocated.Add(amount), math.MaxUint64 // So that a tie counts.
-	return with.compare(q.tenant(other)) > 0
+	than.allocated = than.allocated.Add(otherAmount)
+	return with.compare(&than) > 0
 }
 
 // Forget removes a tenant if it has neither memory nor items.
@@ -187,12 +188,6 @@ func (r *Round) Grant() {
 	for i := 1; i < len(r.tenants) && r.tenants[i].compare(t) < 0; i++ {
 		r.tenants[i-1], r.tenants[i] = r.tenants[i], t
 	}
-}
-
-// Release undoes a charge of any tenant. It must be called after Grant.
-func (r *Round) Release(name string, amount gpu.Memory) {
-	r.queue.Release(name, amount)
-	slices.SortFunc(r.tenants, (*tenant).compare)
 }
 
 // Pass leaves the item in the queue, and continues with the tenant's next item.

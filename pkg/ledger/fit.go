@@ -85,7 +85,7 @@ type View struct {
 	Card, Node placement.Policy
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
-	// Unseen are the IDs of items of the queue whose awaited reservations don't count: those that come after the pod.
+	// Unseen are the IDs of items whose awaited reservations don't count: of the queue, those that come after the pod, and what is kept for the pod's tenant.
 	Unseen map[string]bool
 }
 

@@ -14,7 +14,7 @@ import (
 // free. The ledger keeps copies.
 type Reservation struct {
 	Source Source
-	// Item is the item of the queue, for reservations from the queue.
+	// Item is the item of the queue, for reservations from the queue. For a Kept one, it has the ID only.
 	Item Item
 	// Priority is the highest priority of the other pods that see the memory of an awaited reservation as used. All pods see a placed one. Between
 	// an item and a pod of which one needs a turn of fair sharing, priorities don't count, see comesBefore.
@@ -56,6 +56,7 @@ const (
 	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
 	Reclaimed // Reclaim, which frees memory for an item. AddReservation makes it, with Victims.
 	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
+	Kept      // Memory of a pod that has ended, for the next pod of its tenant, which doesn't see it as used: View.Unseen. AddReservation makes it.
 	sources
 )
 
@@ -103,7 +104,7 @@ func (r reservedPlace) compare(o reservedPlace) int {
 	return cmp.Or(cmp.Compare(o.Priority, r.Priority), cmp.Compare(o.Pod.Request, r.Pod.Request), cmp.Compare(r.Pod.UID, o.Pod.UID))
 }
 
-// AddReservation makes the awaited reservation of an item for which reclaim frees memory. The item must have none from reclaim.
+// AddReservation makes the awaited reservation of an item. The item must have none from this source.
 func (l *Ledger) AddReservation(id string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

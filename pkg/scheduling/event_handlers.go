@@ -115,6 +115,7 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		h.nodes.DeleteNode(object.Name)
 		h.ledger.DeleteNode(object.Name)
 	}
+	h.fair.freed(object.Name)
 	h.nodesChanged()
 }
 
@@ -127,7 +128,6 @@ func (h *eventHandlers) NodeDeleted(name string) {
 
 func (h *eventHandlers) nodesChanged() {
 	h.nominator.NodesChanged()
-	h.fair.nodesChanged()
 	h.expectations.expectSoon()
 }
 

@@ -131,14 +131,7 @@ func (f *fairShare) deleted(pod *clustercache.PodInfo) {
 	}
 }
 
-// nodesChanged passes to the manager that the nodes on which pods can run may have changed.
-func (f *fairShare) nodesChanged() {
-	if f != nil {
-		f.manager.NodesChanged()
-	}
-}
-
-// freed passes to the manager that GPU memory or other resources were freed on the node.
+// freed passes to the manager that GPU memory or other resources were freed on the node, or that the node has changed.
 func (f *fairShare) freed(node string) {
 	if f != nil && node != "" {
 		f.manager.Freed(node)
