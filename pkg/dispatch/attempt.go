@@ -7,14 +7,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// attempt is one try of reclaim to make room for items, until its evictions were made or the term ends.
-type attempt struct {
-	// kinds are the kinds of items that get room. They pause if the attempt fails.
-	kinds []tenantKind
-	// outdated is true if something changed while the plan was made, and the plan could not be used.
-	outdated bool
-}
-
 // tenantKind is a kind of items of a tenant, or all of its items if kind is zero.
 type tenantKind struct {
 	tenant string
@@ -23,14 +15,14 @@ type tenantKind struct {
 
 func (it *item) tenantKind() tenantKind { return tenantKind{it.Tenant, it.kind.kindKey} }
 
-// beginAttempt requests room for the tenants that have been below their share for long enough.
+// beginAttempt requests room for the tenants that have been below their share for long enough. An attempt is one try to make room for items, from then
+// until Reclaimed.
 func (m *Manager) beginAttempt(s *standings, starving []starvingTenant) {
 	items := m.reclaimItems(starving)
 	if len(items) == 0 {
 		return
 	}
-	a := &attempt{}
-	search := m.search(a, s)
+	search := m.search(s)
 	for _, it := range items {
 		out := reclaim.Item{Tenant: it.Tenant, ID: it.ID}
 		for _, p := range it.pods {
@@ -38,9 +30,9 @@ func (m *Manager) beginAttempt(s *standings, starving []starvingTenant) {
 			search.constraints = append(search.constraints, p.Constraints)
 		}
 		search.need.Items = append(search.need.Items, out)
-		a.kinds = append(a.kinds, it.tenantKind())
+		search.kinds = append(search.kinds, it.tenantKind())
 	}
-	m.reclaims.attempt, m.effects.Reclaim = a, search
+	m.reclaims.search, m.effects.Reclaim = search, search
 }
 
 // reclaimItems returns the items for which the next attempt makes room, of the tenants that have been below their share for long enough. It takes them
@@ -73,24 +65,22 @@ func (m *Manager) reclaimItems(starving []starvingTenant) (items []*item) {
 func (m *Manager) Reclaimed(s *Search, until time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.reclaims.attempt
-	if a != s.attempt { // The term has ended.
+	if m.reclaims.search != s { // The term has ended, or the plan was outdated.
 		return
 	}
-	m.reclaims.attempt = nil
+	m.reclaims.search = nil
 	if until.IsZero() {
-		m.endHolds(func(h *hold) bool { return h.state == making })
+		m.endHolds((*hold).isMaking)
 	}
-	held := false
+	held := map[tenantKind]bool{}
 	for _, h := range m.reclaims.holds {
-		if h.state == making {
-			h.state, h.ends = waiting, until
-			held = held || m.itemOf(h) != nil
+		if h.isMaking() {
+			h.ends, held[h.tenantKind] = until, m.itemOf(h) != nil
 		}
 	}
-	if !held {
-		for _, kind := range a.kinds {
-			m.reclaims.pause(kind, !a.outdated, m.now)
+	for _, kind := range s.kinds {
+		if !held[kind] {
+			m.reclaims.pause(kind, m.now)
 		}
 	}
 }

@@ -142,10 +142,10 @@ func BenchmarkReclaim(b *testing.B) {
 		plan, ok := reclaim.Choose(need, (&fixture{Manager: m, ledger: l}).cluster())
 		b.StartTimer()
 		var search *Search
-		longest.of(func() { search = m.searchAgain(first) })
+		longest.of(func() { search = m.searchAgain() })
 		m.setShares(search.standings)
 		evictable := search.evictable(plan)
-		longest.of(func() { ok = ok && m.addHolds(search, plan, evictable) })
+		longest.of(func() { ok = ok && m.addHolds(first, search, plan, evictable) })
 		if !ok {
 			b.Fatal("no room is made")
 		}

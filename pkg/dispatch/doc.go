@@ -28,7 +28,7 @@
 //  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each item: the ledger reserves its places.
 //  5. eviction.Executor evicts the victims.
 //  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
-//  7. Each round grants the items whose places are free now (grantHeld), and once a second the holds end that don't help any more (updateHolds).
+//  7. Each round grants the items whose places are free now (grantHeld), and once a second the holds end that don't help any more (endLateHolds).
 //
 // The memory of a pod that ended is reserved for its tenant's next pod for a while (kept.go). Items that lack only memory are passed to package queue
 // (waiting.go).

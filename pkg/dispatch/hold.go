@@ -11,13 +11,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
-// hold keeps the places of an item until its victims are gone.
+// hold keeps the places of an item until its victims are gone. What these have freed is the item's, also if its tenant's share is smaller meanwhile: a
+// share can be so for a moment, while a node can't be used or a third tenant has a pod, and pods would be evicted for the item again after it.
 type hold struct {
 	tenantKind
 	// itemID is the ID of the item.
 	itemID string
-	state  holdState
-	// ends is when the hold ends. It isn't known while the evictions are made.
+	// ends is when the hold ends; zero while the evictions are made.
 	ends time.Time
 	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
 	reservation ledger.Reservation
@@ -26,60 +26,42 @@ type hold struct {
 	memory gpu.Memory
 }
 
-// holdState is how far a hold is.
-//
-//	          → making   Hold
-//	making    → waiting  Reclaimed: victims were evicted
-//	waiting   → freed    no victim has memory any more
-//	any       → none     the item is granted, or doesn't wait any more; the time is over; nothing was evicted; the term ends
-//
-// What the victims have freed is the item's, also if its tenant's share is smaller meanwhile: a share can be so for a moment, while a node can't be
-// used or a third tenant has a pod, and pods would be evicted for the item again after it.
-type holdState int
-
-const (
-	making holdState = iota
-	waiting
-	freed
-)
+// isMaking reports whether the evictions for the item are being made.
+func (h *hold) isMaking() bool { return h.ends.IsZero() }
 
 // Hold holds the places of a plan for a search, before anything is evicted. It must be called once for a search, and reports whether the plan is
 // still right: the items still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
 // tenants are above their share, and their groups have the same members. It checks the victims without the Manager's lock.
 func (m *Manager) Hold(s *Search, plan reclaim.Plan) bool {
-	present := m.searchAgain(s)
+	present := m.searchAgain()
 	m.setShares(present.standings)
-	return m.addHolds(present, plan, present.evictable(plan))
+	return m.addHolds(s, present, plan, present.evictable(plan))
 }
 
-// searchAgain returns a search of the same attempt in the present state.
-func (m *Manager) searchAgain(s *Search) *Search {
+// searchAgain returns a search in the present state.
+func (m *Manager) searchAgain() *Search {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.search(s.attempt, m.takeStandings())
+	return m.search(m.takeStandings())
 }
 
-// addHolds holds the places of a plan if its victims are evictable and its items still wait.
-func (m *Manager) addHolds(present *Search, plan reclaim.Plan, evictable bool) bool {
+// addHolds holds the places of a plan for a search if its victims are evictable and its items still wait, according to the present state.
+func (m *Manager) addHolds(s, present *Search, plan reclaim.Plan, evictable bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.reclaims.attempt
-	switch {
-	case a != present.attempt: // The term has ended.
-		return false
-	case !evictable:
-		a.outdated = true
+	if m.reclaims.search != s { // The term has ended.
 		return false
 	}
 	holds, wrong := m.newHolds(present, plan)
-	if wrong != "" {
-		a.kinds, a.outdated = []tenantKind{{tenant: wrong}}, true // Other tenants need no pause.
-		return false
+	if wrong != "" { // Other tenants need no pause.
+		delete(m.reclaims.pauses, tenantKind{tenant: wrong})
+		m.reclaims.pause(tenantKind{tenant: wrong}, m.now)
+	} else if !evictable {
+		m.reclaims.next = m.now.Add(queue.Retry)
 	}
-	for _, kind := range a.kinds {
-		if !slices.ContainsFunc(holds, func(h *hold) bool { return h.tenantKind == kind }) {
-			m.reclaims.pause(kind, true, m.now)
-		}
+	if wrong != "" || !evictable { // Something has changed while the plan was made.
+		m.reclaims.search = nil
+		return false
 	}
 	for _, h := range holds {
 		m.reclaims.holds[h.itemID] = h
@@ -166,7 +148,7 @@ func (m *Manager) itemOf(h *hold) *item {
 func (m *Manager) grantHeld() {
 	m.endHolds(func(h *hold) bool {
 		it := m.itemOf(h)
-		return h.state != making && (it == nil || m.grantHold(h, it))
+		return !h.isMaking() && (it == nil || m.grantHold(h, it))
 	})
 }
 
@@ -203,24 +185,14 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 	}
 }
 
-// updateHolds notes which holds have no running victims any more. It ends the holds whose victims don't end in time, or whose items still had no room
-// some time after the victims had ended.
-func (m *Manager) updateHolds() {
+// endLateHolds ends the holds whose places weren't free in time.
+func (m *Manager) endLateHolds() {
 	m.endHolds(func(h *hold) bool {
-		if h.state == waiting && !slices.ContainsFunc(h.reservation.Victims, m.runs) {
-			h.state, h.ends = freed, m.now.Add(queue.Arrival)
-		}
-		if h.state == making || m.now.Before(h.ends) {
+		if h.isMaking() || m.now.Before(h.ends) {
 			return false
 		}
-		m.reclaims.pause(h.tenantKind, true, m.now)
+		m.reclaims.pause(h.tenantKind, m.now)
 		m.Observer.ReclaimFailed()
 		return true
 	})
-}
-
-// runs reports whether the pod is bound and hasn't ended.
-func (m *Manager) runs(uid gpu.PodUID) bool {
-	p := m.pods[uid]
-	return p != nil && p.Node != "" && !p.Ended
 }

@@ -19,8 +19,9 @@ type reclaims struct {
 	counted time.Time
 	// pauses are those of the kinds for which the latest attempt had no success.
 	pauses queue.Pauses[tenantKind]
-	// attempt is the one that is planned, or whose evictions are made; nil if there is none.
-	attempt *attempt
+	// search is the one of the attempt in progress; nil if there is none. next is when another attempt may begin after a plan that was outdated.
+	search *Search
+	next   time.Time
 	// holds are by the IDs of their items.
 	holds map[string]*hold
 }
@@ -34,20 +35,17 @@ func newReclaims() reclaims {
 func (m *Manager) reclaim(s *standings) {
 	starving := m.starving(s)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, m.now)
-	m.updateHolds()
-	if m.reclaims.attempt == nil && m.MayEvict() {
+	m.endLateHolds()
+	if m.reclaims.search == nil && !m.now.Before(m.reclaims.next) && m.MayEvict() {
 		m.beginAttempt(s, starving)
 	}
 }
 
-// pause pauses a tenant's items of one kind after an attempt without success: for longer each time, unless something changed while the plan was made.
-func (r *reclaims) pause(kind tenantKind, doubles bool, now time.Time) {
+// pause pauses a tenant's items of one kind after an attempt without success, for longer each time.
+func (r *reclaims) pause(kind tenantKind, now time.Time) {
 	r.pauses.Prune(now, queue.LongestPause) // Most have no pods any more.
 	if r.pauses.Has(kind, now) {
 		return // Several items of this kind fail at the same time.
-	}
-	if !doubles {
-		delete(r.pauses, kind)
 	}
 	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
 }

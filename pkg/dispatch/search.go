@@ -12,18 +12,18 @@ import (
 type Search struct {
 	*standings
 	options *Options
-	// attempt is the one for which pods are searched.
-	attempt *attempt
 	need    reclaim.Need
+	// kinds are the kinds of items that need room. They pause if they get none.
+	kinds []tenantKind
 	// constraints are those of the pods in need, one after another: it takes long to find the nodes for new ones.
 	constraints []unique.Handle[string]
 	// since is when this process began to lead.
 	since, now time.Time
 }
 
-// search returns a search for an attempt.
-func (m *Manager) search(a *attempt, s *standings) *Search {
-	return &Search{standings: s, options: &m.Options, attempt: a, since: m.reclaims.since, now: m.now}
+// search returns a search without items.
+func (m *Manager) search(s *standings) *Search {
+	return &Search{standings: s, options: &m.Options, since: m.reclaims.since, now: m.now}
 }
 
 // Need returns the items that need room, and the pods that may be evicted for them.

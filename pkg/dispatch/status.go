@@ -85,7 +85,7 @@ func (m *Manager) takeStandings() *standings {
 			obstacle := own[i].obstacle()
 			m.addWaiting(&t, own[i], obstacle)
 			if !obstacle.Infeasible() {
-				out.demandItem(own[i])
+				out.demand(own[i])
 			}
 		}
 		if t.Waiting > t.Infeasible {
@@ -96,21 +96,12 @@ func (m *Manager) takeStandings() *standings {
 	return out
 }
 
-// demandItem counts what an item of the next tenant demands.
-func (s *standings) demandItem(it *item) {
-	if !it.mixed {
-		s.demand(it.constraints, it.Memory)
-		return
-	}
+// demand counts what an item of the next tenant demands.
+func (s *standings) demand(it *item) {
 	for _, p := range it.pods {
-		s.demand(p.Constraints, p.Request)
+		of := demander{len(s.tenants), p.Constraints}
+		s.demanded[of] = s.demanded[of].Add(p.Request)
 	}
-}
-
-// demand counts what pods of the next tenant with these constraints demand.
-func (s *standings) demand(constraints unique.Handle[string], amount gpu.Memory) {
-	of := demander{len(s.tenants), constraints}
-	s.demanded[of] = s.demanded[of].Add(amount)
 }
 
 // addWaiting counts an item that waits in its tenant's state, behind those before it. obstacle is the item's.
