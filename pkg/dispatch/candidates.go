@@ -23,7 +23,8 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 			candidates = append(candidates, c)
 		}
 	}
-	for _, p := range s.allocated {
+	for i := range s.allocated {
+		p := &s.allocated[i]
 		inGroup := p.Group != (gang.Key{})
 		if inGroup && (p.Node == "" || p.Priority >= cutoff) { // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
@@ -70,7 +71,8 @@ func victims(tenants map[string]reclaim.Tenant, candidates []reclaim.Victim) []r
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted.
 func (s *Search) excess() map[string]reclaim.Tenant {
 	running, out := map[string]gpu.Memory{}, map[string]reclaim.Tenant{}
-	for _, p := range s.allocated {
+	for i := range s.allocated {
+		p := &s.allocated[i]
 		if s.counts(p) {
 			running[p.countedFor] = running[p.countedFor].Add(p.counted)
 		}
