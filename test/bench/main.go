@@ -7,11 +7,13 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // options configure the benchmark.
@@ -20,10 +22,13 @@ type options struct {
 	seed                       int64
 	// kindNames are the names of the kinds.
 	kindNames []string
-	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued". tenants is the number of their tenants.
+	// waiting is the number of pods that wait in the kinds "gated", "held" and "queued". tenants is the number of their tenants, or of those
+	// that share the cluster.
 	waiting, tenants int
 	// freed is the number of cards that are freed one after the other while pods wait for them; 0 means that this isn't measured.
 	freed int
+	// fairness is how long teams share the cluster; 0 means that this isn't measured. reclaimAfter is the extender's flag then.
+	fairness, reclaimAfter time.Duration
 	// rates are the pods created per second for which the time until a pod is bound is compared. If it is empty, pods are created as
 	// fast as possible, and the rates at which they are bound are compared.
 	rates []float64
@@ -40,10 +45,19 @@ func run() int {
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the pods' sizes")
 	kinds := flag.String("kinds", "none,ours,shipped", "kinds to compare, each with the first; also: stock, gated, held, queued. A kind with gpushare takes further arguments of the extender, such as ours:--bind-window=0, and one with the chart values of it, such as shipped:--set=scheduler.percentageOfNodesToScore=4")
 	flag.IntVar(&o.waiting, "waiting", 10_000, "pods that wait meanwhile, in the kinds gated, held and queued")
-	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait")
+	flag.IntVar(&o.tenants, "tenants", 50, "tenants of the pods that wait, or that share the cluster")
 	flag.IntVar(&o.freed, "freed", 0, "fill all cards, free so many of them one after the other, and measure how long each is free until one of the pods that wait is bound; use it with -nodes 100 -kinds queued,gated")
+	flag.DurationVar(&o.fairness, "fairness", 0, "measure how evenly tenants share the cluster, for this long; other defaults then: -nodes 100 -pods 2000 -tenants 20 -kinds stock,dispatch,reclaim")
+	flag.DurationVar(&o.reclaimAfter, "reclaim-after", 5*time.Second, "the extender's --fair-share-reclaim-after, with -fairness")
 	rates := flag.String("rates", "", "create so many pods per second, such as 5,40,100, and compare how long a pod waits until it is bound")
 	flag.Parse()
+	if o.fairness > 0 {
+		defaults := maps.Clone(fairnessDefaults)
+		flag.Visit(func(f *flag.Flag) { delete(defaults, f.Name) })
+		for name, value := range defaults {
+			_ = flag.Set(name, value)
+		}
+	}
 	var err error
 	if o.rates, err = numbers(*rates); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)

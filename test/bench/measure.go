@@ -143,6 +143,10 @@ func measure(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, plane.Stop()) }()
 	var nodes []*corev1.Node
 	for i := range o.nodes {
+		if o.fairness > 0 {
+			nodes = append(nodes, fairnessNode(i, o))
+			continue
+		}
 		node := framework.MakeNode(nodeName(i)).Cards(o.cards, int64(cardMemory))
 		if i < o.fullNodes() {
 			node.Label(labelPool, poolFull)
@@ -154,6 +158,9 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 
 	bench := &bench{plane: plane, dir: dir, options: o}
+	if o.fairness > 0 {
+		return measureFairness(ctx, bench)
+	}
 	kinds, err := bench.kinds(o.kindNames)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-// Package fairness says what tenants of a cluster deserve, the slow obvious way, for tests.
+// Package fairness says what tenants of a cluster deserve, the slow obvious way, for tests and benchmarks.
 package fairness
 
 // Restriction says which nodes a tenant's pods can use.
@@ -79,3 +79,6 @@ func Jain(values []float64) float64 {
 	}
 	return sum * sum / (float64(len(values)) * squares)
 }
+
+// String implements fmt.Stringer.
+func (r Restriction) String() string { return [...]string{"nothing", "pool 1", "pool 2", "CPU"}[r] }
