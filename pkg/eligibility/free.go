@@ -2,7 +2,6 @@ package eligibility
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"sync"
 
@@ -20,8 +19,6 @@ type freeAmounts struct {
 	// pods are the pods that haven't ended.
 	pods  map[gpu.PodUID]*PodUse
 	nodes map[string]*nodeUse
-	// revision counts the changes.
-	revision uint64
 }
 
 // nodeUse is what the pods of a node use.
@@ -40,12 +37,7 @@ func newFreeAmounts() freeAmounts {
 func (f *freeAmounts) setNode(name string, allocatable corev1.ResourceList) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n, amounts := f.node(name), AmountsOf(allocatable)
-	if n.allocatable != nil && maps.Equal(n.allocatable, amounts) {
-		return
-	}
-	n.allocatable = amounts
-	f.changed(name, n)
+	f.node(name).allocatable = AmountsOf(allocatable)
 }
 
 // deleteNode removes the node. Its pods still count, in case it comes back.
@@ -54,7 +46,7 @@ func (f *freeAmounts) deleteNode(name string) {
 	defer f.mu.Unlock()
 	if n := f.known(name); n != nil {
 		n.allocatable = nil
-		f.changed(name, n)
+		f.dropUnknown(name, n)
 	}
 }
 
@@ -96,7 +88,7 @@ func (f *freeAmounts) count(pod *PodUse, sign int64) {
 	}
 	n := f.node(pod.Node)
 	addUse(n.used, pod, sign)
-	f.changed(pod.Node, n)
+	f.dropUnknown(pod.Node, n)
 }
 
 // addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
@@ -126,23 +118,22 @@ func (f *freeAmounts) known(name string) *nodeUse {
 	return nil
 }
 
-// changed records a change of the node, and drops it if nothing is known of it any more.
-func (f *freeAmounts) changed(name string, n *nodeUse) {
-	f.revision++
+// dropUnknown drops the node if nothing is known of it any more.
+func (f *freeAmounts) dropUnknown(name string, n *nodeUse) {
 	if n.allocatable == nil && len(n.used) == 0 {
 		delete(f.nodes, name)
 	}
 }
 
-// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, what the node has of that for pods, and the
-// revision of this state. Of what the node doesn't list, everything is free. ok is false if the node isn't known.
-func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, revision uint64, ok bool) {
+// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and what the node has of that for pods. Of what
+// the node doesn't list, everything is free. ok is false if the node isn't known.
+func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, ok bool) {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.known(name)
 	if n == nil {
-		return free, all, f.revision, false
+		return free, all, false
 	}
 	amounts := func(resource corev1.ResourceName) (free, all int64) {
 		allocatable, listed := n.allocatable[resource]
@@ -153,7 +144,7 @@ func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, revision 
 	}
 	free.CPU, all.CPU = amounts(corev1.ResourceCPU)
 	free.NodeMemory, all.NodeMemory = amounts(corev1.ResourceMemory)
-	return free, all, f.revision, true
+	return free, all, true
 }
 
 // Shape implements ledger.Resources.

@@ -31,7 +31,7 @@ const SharesKind = "GPUShareShares"
 type Shares struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Total is the GPU memory of the cluster. It is in units, as all amounts are.
+	// Total is the GPU memory that the tenants share, without what is free on unhealthy cards. It is in units, as all amounts are.
 	Total   gpu.Memory `json:"total"`
 	Tenants []Tenant   `json:"tenants"`
 	// Problems are what is wrong with namespaces, tenants and settings, and that nodes have different units.
@@ -178,7 +178,9 @@ func BuildShares(objects Objects, namespaces []*corev1.Namespace, settings Share
 		Ledger: ledger, Groups: gang.NewSnapshot(members, nil, now), TurnRules: dispatch.NewTurnRules(settings.PriorityCutoff),
 		Nodes: nodes,
 	}
-	out.Total = ledger.Memory()
+	for _, memory := range ledger.NodeMemory() {
+		out.Total = out.Total.Add(memory)
+	}
 	for _, t := range dispatch.Snapshot(options, known, pods) {
 		tenant := Tenant{Tenant: t}
 		if tenant.Guaranteed > out.Total && out.Total > 0 {

@@ -59,8 +59,10 @@ func (l *Ledger) SeenEnd(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {
-		if n := l.nodes[name]; n != nil && n.leaving > 0 && n.requested.Add(pod.Request) > n.memory() {
-			out = append(out, name)
+		if n := l.nodes[name]; n != nil {
+			if requested, leaving := n.requests(); len(leaving) > 0 && requested.Add(pod.Request) > n.memory() {
+				out = append(out, name)
+			}
 		}
 	}
 	return out

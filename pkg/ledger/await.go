@@ -38,8 +38,11 @@ func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bo
 		if !made {
 			l.endItem(Queued, item.ID) // No pod has seen the reservation.
 		}
-		nodes, _ := l.freeOf(item.ID)
-		e.freed = append(e.freed, nodes...)
+		if made && l.awaitedFree(c.made) {
+			for _, place := range c.made.Places {
+				e.freed = append(e.freed, place.Node)
+			}
+		}
 	})
 	return made
 }
@@ -87,28 +90,23 @@ func (n *node) takes(place *Place) bool {
 func (l *Ledger) AwaitedFree(id string) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	_, free := l.freeOf(id)
-	return free
+	return l.awaitedFree(l.reservations.items[Queued][id])
 }
 
-// freeOf is AwaitedFree, and returns the nodes of the reservation if all is free. The caller holds the lock.
-func (l *Ledger) freeOf(id string) (nodes []string, free bool) {
-	r := l.reservations.items[Queued][id]
-	if r == nil {
-		return nil, false
-	}
-	byNode := l.placesByNode(r)
-	if len(byNode) == 0 { // All its pods have allocations.
-		return nil, false
+// awaitedFree is AwaitedFree for a reservation, which may be nil. It returns false if all its pods have allocations.
+func (l *Ledger) awaitedFree(r *Reservation) bool {
+	byNode := map[string][]Place{}
+	for i := 0; r != nil && i < len(r.Places); i++ {
+		if place := r.Places[i]; !l.allocated(place.Pod.UID) {
+			byNode[place.Node] = append(byNode[place.Node], place)
+		}
 	}
 	for name, places := range byNode {
 		if n := l.nodes[name]; n == nil || !l.isFree(n, places) {
-			return nil, false
+			return false
 		}
-		nodes = append(nodes, name)
 	}
-	slices.Sort(nodes)
-	return nodes, true
+	return len(byNode) > 0
 }
 
 // isFree reports whether the places of one item are free on the node, with the resources that their pods need.
@@ -119,29 +117,14 @@ func (l *Ledger) isFree(n *node, places []Place) bool {
 	}
 	a, q := l.askTogether(n, pods, nil)
 	q.Ending = nil
-	return l.resourcesFit(q) && fitTogether(slices.Clone(l.cardsFor(n, &a)), places)
-}
-
-// placesByNode returns the places of the reservation that count.
-func (l *Ledger) placesByNode(r *Reservation) map[string][]Place {
-	out := map[string][]Place{}
-	for _, place := range r.Places {
-		if !l.allocated(place.Pod.UID) {
-			out[place.Node] = append(out[place.Node], place)
+	cards := slices.Clone(l.cardsFor(n, &a))
+	for i := range places {
+		if !hasRoom(cards, places[i].On) {
+			return false
 		}
+		placement.Use(cards, places[i].On)
 	}
-	return out
-}
-
-// fitTogether reports whether the cards have room for all places, which it adds to what is used of them.
-func fitTogether(cards []placement.Card, places []Place) bool {
-	return !slices.ContainsFunc(places, func(place Place) bool {
-		if !hasRoom(cards, place.On) {
-			return true
-		}
-		placement.Use(cards, place.On)
-		return false
-	})
+	return l.resourcesFit(q)
 }
 
 // HasAwaited reports whether the item of this ID has an awaited reservation.

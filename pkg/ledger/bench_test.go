@@ -126,7 +126,7 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
 		for _, name := range names {
 			free := placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}
-			l.SetBeside(name, free, placement.Beside{CPU: 64000, NodeMemory: 256 << 30}, 1)
+			l.SetBeside(name, free, placement.Beside{CPU: 64000, NodeMemory: 256 << 30})
 		}
 		pods := make([]gpu.Pod, placement.MaxKinds)
 		for i := range pods {
@@ -331,7 +331,6 @@ func BenchmarkLock(b *testing.B) {
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },
 		"NodeCards":              func() { f.NodeCards() },
 		"NodeMemory":             func() { f.NodeMemory() },
-		"Memory":                 func() { f.SetNode(names[0], spec(80, 80, 80, 80, 80, 80, 80, 80)); f.Memory() },
 		"Await":                  func() { f.Await(testItem, requests, longAgo) },
 		"Await on its shortlist": func() { f.Await(testItem, shortlist, longAgo) },
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },

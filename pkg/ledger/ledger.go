@@ -320,16 +320,10 @@ func (l *Ledger) nodeCards(name string) (out NodeCards) {
 	}
 	out = NodeCards{
 		Name: name, Unit: n.unit(), Closed: n.spec.Closed, Cards: slices.Clone(n.cards),
-		Support: n.spec.Support, Requested: n.requested,
+		Support: n.spec.Support,
 	}
-	if n.leaving > 0 {
-		for _, a := range n.allocations {
-			if a.Leaving {
-				out.Leaving = append(out.Leaving, a.copy())
-			}
-		}
-		slices.SortFunc(out.Leaving, compareAllocations)
-	}
+	out.Requested, out.Leaving = n.requests()
+	slices.SortFunc(out.Leaving, compareAllocations)
 	cards := out.Cards
 	for i, nominee := range n.nominees() {
 		if i == 0 {
@@ -342,19 +336,6 @@ func (l *Ledger) nodeCards(name string) (out NodeCards) {
 		}
 	}
 	return out
-}
-
-// Memory returns the memory of all shared cards, each in the unit of its node. A request is in the unit of its pod's node too, so the result is
-// comparable with a sum of requests only if all nodes have the same unit.
-func (l *Ledger) Memory() (sum gpu.Memory) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	for _, n := range l.nodes {
-		if n.shareable() == reasons.Fits {
-			sum = sum.Add(n.memory())
-		}
-	}
-	return sum
 }
 
 // NodeMemory returns the memory of each node that shares its cards, in the node's unit, without what is free on unhealthy cards.
@@ -414,12 +395,12 @@ func (e *edit) alter(name string, how func(*node)) *node {
 	if n == nil {
 		n = e.addNode(name)
 	}
-	cards, leaving := slices.Clone(n.cards), n.leaving
+	cards := slices.Clone(n.cards)
 	how(n)
 	n.recount()
 	e.markChanged(n)
 	// The card that a nominated pod is likely to get can be another one since, see expected.
-	if n.usesLessThan(cards) || len(n.nominees()) > 0 && n.leaving != leaving {
+	if n.usesLessThan(cards) || len(n.nominees()) > 0 {
 		e.freed = append(e.freed, name)
 	}
 	if !n.known && len(n.allocations) == 0 {

@@ -90,33 +90,6 @@ func TestCard(t *testing.T) {
 	f.DeleteNode("n1") // It would block if Card kept the lock.
 }
 
-func TestMemory(t *testing.T) {
-	for name, tc := range map[string]struct {
-		specs []ledger.NodeSpec
-		want  gpu.Memory
-	}{
-		"no node":                         {nil, 0},
-		"all cards, in the nodes' unit":   {[]ledger.NodeSpec{spec(16276, 16276), unhealthy(0, spec(8138))}, 2*16276 + 8138},
-		"nodes that allocate whole cards": {[]ledger.NodeSpec{spec(16276), wholeCards(spec(16276))}, 16276},
-	} {
-		expect(t, name, tc.want, newFixture(t, tc.specs...).Memory())
-	}
-	f := newFixture(t, spec(16), spec(16))
-	for _, step := range []struct {
-		what string
-		do   func()
-		want gpu.Memory
-	}{
-		{"two nodes", func() {}, 32},
-		{"a node got a card", func() { f.SetNode("n1", spec(16, 16)) }, 48},
-		{"a node was deleted", func() { f.DeleteNode("n2") }, 32},
-		{"a pod was bound", func() { f.bind("n1", 0, pod("a", 8)) }, 32},
-	} {
-		step.do()
-		expect(t, step.what, step.want, f.Memory())
-	}
-}
-
 func TestRankScores(t *testing.T) {
 	f := newFixture(t, spec(16, 16), spec(16, 16), spec(16), wholeCards(spec(16)))
 	f.bind("n2", 0, pod("half", 8))

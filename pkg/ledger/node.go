@@ -21,21 +21,18 @@ type node struct {
 	tentative []*tentativePlacement
 	// reserved are the places of reservations on this node, see reservedPlace.compare.
 	reserved []reservedPlace
-	// cards are the cards of spec with what the allocations use, which recount and assume maintain.
+	// cards are the cards of spec with what the allocations use, which recount sets.
 	cards []placement.Card
 	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
 	spec NodeSpec
 	// beside is what is free beside the cards, allBeside what the node has of it, and excluded has the kinds of the outlook that can't use the node.
 	beside, allBeside placement.Beside
-	besideRevision    uint64
 	excluded          uint64
 
 	name        string
 	allocations map[gpu.PodUID]*Allocation
-	// requested is the sum of the allocations' requests, leaving the number of those of pods that are being deleted, and assumed that of the assumed
-	// ones: recount and assume maintain them.
-	requested        gpu.Memory
-	leaving, assumed int
+	// assumed is the number of assumed allocations, which recount sets.
+	assumed int
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
@@ -92,10 +89,12 @@ func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i] = n.cards[i].Empty()
 	}
-	n.requested, n.leaving, n.assumed = 0, 0, 0
+	n.assumed = 0
 	var presumed []*Allocation
 	for _, a := range n.allocations {
-		n.request(a)
+		if a.State == Assumed {
+			n.assumed++
+		}
 		if a.Presumed {
 			presumed = append(presumed, a)
 			continue
@@ -132,15 +131,15 @@ func (n *node) presumed(pod gpu.Pod) gpu.Demand {
 	return pod.Demand()
 }
 
-// request counts an allocation in the sums over all of them.
-func (n *node) request(a *Allocation) {
-	n.requested = n.requested.Add(a.Request)
-	if a.Leaving {
-		n.leaving++
+// requests returns the sum of the allocations' requests, and the allocations of pods that are being deleted, in no order.
+func (n *node) requests() (sum gpu.Memory, leaving []Allocation) {
+	for _, a := range n.allocations {
+		sum = sum.Add(a.Request)
+		if a.Leaving {
+			leaving = append(leaving, a.copy())
+		}
 	}
-	if a.State == Assumed {
-		n.assumed++
-	}
+	return sum, leaving
 }
 
 // hasRoom reports whether each card of the placement exists and has enough free. It ignores health, because a running

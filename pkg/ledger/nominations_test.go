@@ -117,7 +117,7 @@ func TestNominationMoves(t *testing.T) {
 		{"removed again", func() { f.End(ledger.Nominated, string(nominee.UID)) }, []reasons.Reason{fits, fits, notShared}, nil},
 		{"to an unknown node", func() { f.Nominate("unknown", nominee) }, []reasons.Reason{fits, fits, notShared}, nil},
 		{"the node is added", func() { f.SetNode("unknown", spec(16)) }, []reasons.Reason{fits, fits, full}, []string{"unknown"}},
-		{"and deleted", func() { f.DeleteNode("unknown") }, []reasons.Reason{fits, fits, notShared}, nil},
+		{"and deleted", func() { f.DeleteNode("unknown") }, []reasons.Reason{fits, fits, notShared}, []string{"unknown"}},
 		{"from it", func() { f.End(ledger.Nominated, string(nominee.UID)) }, []reasons.Reason{fits, fits, notShared}, []string{"unknown"}},
 	} {
 		step.do()

@@ -13,17 +13,11 @@ import (
 // unlimited is what a node has, and has free, of which SetBeside has reported nothing.
 var unlimited = placement.Beside{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
 
-// SetBeside sets what the node has free beside its cards and what it has of that for pods, for views by cost. A state with an older revision than the
-// last one is ignored.
-func (l *Ledger) SetBeside(name string, free, all placement.Beside, revision uint64) {
+// SetBeside sets what the node has free beside its cards and what it has of that for pods, for views by cost.
+func (l *Ledger) SetBeside(name string, free, all placement.Beside) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := l.nodes[name]
-	if n == nil || revision < n.besideRevision {
-		return
-	}
-	n.besideRevision = revision
-	if n.beside != free || n.allBeside != all {
+	if n := l.nodes[name]; n != nil && (n.beside != free || n.allBeside != all) {
 		n.beside, n.allBeside = free, all
 		n.costs.Store(nil)
 	}
@@ -57,9 +51,8 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 
 // nodeState is what a node's costs depend on, at one moment. The cards are copied.
 type nodeState struct {
-	name                     string
-	revision, besideRevision uint64
-	unit                     gpu.Unit
+	name string
+	unit gpu.Unit
 	// NodeRoom's Excluded is for the outlook.
 	placement.NodeRoom
 	outlook *placement.Outlook
@@ -77,10 +70,7 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 		l.mu.RLock()
 		defer l.mu.RUnlock()
 		if n := l.nodes[name]; n.shareable() == reasons.Fits {
-			room := *n.nodeRoom(slices.Clone(n.cards))
-			states = append(states, nodeState{
-				name: name, revision: n.revision, besideRevision: n.besideRevision, unit: n.unit(), NodeRoom: room, outlook: l.outlook,
-			})
+			states = append(states, nodeState{name: name, unit: n.unit(), NodeRoom: *n.nodeRoom(slices.Clone(n.cards)), outlook: l.outlook})
 		}
 	}
 	for _, name := range l.names() {
@@ -107,7 +97,7 @@ func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Hand
 	}
 }
 
-// setOutlook sets the outlook, and the costs of the nodes that haven't changed meanwhile.
+// setOutlook sets the outlook and the costs of the nodes. Those of a node that has changed meanwhile are outdated until its next change.
 func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,14 +107,9 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 		n.costs.Store(nil)
 	}
 	for i := range states {
-		state := &states[i]
-		n := l.nodes[state.name]
-		if n == nil {
-			continue
-		}
-		n.excluded = state.Excluded
-		if n.revision == state.revision && n.besideRevision == state.besideRevision {
-			n.costs.Store(state.costs)
+		if n := l.nodes[states[i].name]; n != nil {
+			n.excluded = states[i].Excluded
+			n.costs.Store(states[i].costs)
 		}
 	}
 }

@@ -28,7 +28,6 @@ type costScene struct {
 	// usable are the nodes that pods with constraints can use.
 	usable   map[unique.Handle[string]][]string
 	excluded map[string]uint64
-	revision uint64
 	pods     []gpu.Pod
 }
 
@@ -55,9 +54,7 @@ var all = placement.Beside{CPU: 6000, NodeMemory: 6 << 30}
 
 func (s *costScene) setBeside(name string) {
 	s.beside[name] = placement.Beside{CPU: 1000 * s.random.Int64N(16), NodeMemory: s.random.Int64N(16) << 30}
-	s.revision++
-	s.SetBeside(name, s.beside[name], all, s.revision)
-	s.SetBeside(name, placement.Beside{}, placement.Beside{}, s.revision-1) // Outdated.
+	s.SetBeside(name, s.beside[name], all)
 }
 
 // newPod returns a pod with a random shape, which the scene knows mostly.
@@ -251,8 +248,8 @@ func TestStranded(t *testing.T) {
 		}
 	}
 	want(0, 0)
-	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, placement.Beside{}, 1)
+	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, placement.Beside{})
 	want(0.75, 0, "n1 has 12 GiB free, of no use: the node lacks CPU")
-	f.SetBeside("n2", placement.Beside{CPU: 1000}, placement.Beside{}, 1)
+	f.SetBeside("n2", placement.Beside{CPU: 1000}, placement.Beside{})
 	want(0.75, 0.25, "n1 has 12 GiB free, of no use: the node lacks CPU", "n2 has 4096 MiB free, of no use: the node lacks node memory")
 }

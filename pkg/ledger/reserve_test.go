@@ -79,6 +79,7 @@ func TestReserveAll(t *testing.T) {
 			if tc.before != nil {
 				tc.before(f)
 			}
+			f.takeFreed()
 			nodes := f.Nodes()
 			before := uids(nodes)
 			places, released := f.ReserveAll(tc.requests, tc.yielding, binpack, at)

@@ -343,7 +343,7 @@ func TestStrandedRatio(t *testing.T) {
 	}
 	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
 	l.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1"} })
-	l.SetBeside("n1", placement.Beside{}, placement.Beside{}, 1)
+	l.SetBeside("n1", placement.Beside{}, placement.Beside{})
 	help := "Part of the memory of all cards that is free, but that no expected kind of pod can use, because its node has too little of this free; " +
 		"only with --node-policy=least-waste."
 	if err := testutil.GatherAndCompare(registry, strings.NewReader("# HELP gpushare_extender_stranded_ratio "+help+`

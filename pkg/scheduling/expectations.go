@@ -2,6 +2,7 @@ package scheduling
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,8 @@ type expectations struct {
 	cardPolicy placement.Policy
 	leading    func() error
 	clock      clock.WithTicker
+	// besides is held from the time when what a node has free is read until the ledger has it, so that an older state doesn't replace a newer one.
+	besides sync.Mutex
 	// changed is true if the kinds or the nodes may have changed since the latest outlook, which was made at that time.
 	changed atomic.Bool
 	made    time.Time
@@ -87,8 +90,10 @@ func (e *expectations) nodeChanged(name string) {
 	if e == nil || name == "" {
 		return
 	}
-	if free, all, revision, known := e.nodes.FreeBeside(name); known {
-		e.ledger.SetBeside(name, free, all, revision)
+	e.besides.Lock()
+	defer e.besides.Unlock()
+	if free, all, known := e.nodes.FreeBeside(name); known {
+		e.ledger.SetBeside(name, free, all)
 	}
 }
 

@@ -20,7 +20,7 @@ func TestStranded(t *testing.T) {
 	if got := s.data().Stranded; len(got) != 0 {
 		t.Errorf("nothing is stranded, got %v", got)
 	}
-	s.ledger.SetBeside("n1", placement.Beside{CPU: 999}, placement.Beside{}, 1)
+	s.ledger.SetBeside("n1", placement.Beside{CPU: 999}, placement.Beside{})
 	want := []strandedView{{"n1", 24 << 10, "24 GiB free, of no use: the node lacks CPU"}}
 	await.True(t, "the stranded memory", func() bool { return slices.Equal(s.data().Stranded, want) })
 }

@@ -122,7 +122,7 @@ func TestStranded(t *testing.T) {
 	if got := tab.Text("#stranded") + tab.Text("#details dl"); strings.Contains(got, "of no use") {
 		t.Errorf("nothing is stranded, the page says %q", got)
 	}
-	s.book.SetBeside("n1", placement.Beside{CPU: 500}, placement.Beside{}, 1)
+	s.book.SetBeside("n1", placement.Beside{CPU: 500}, placement.Beside{})
 	tab.Await("the sum", `document.getElementById("stranded").innerText`)
 	for selector, want := range map[string]string{
 		"#stranded":              "28 GiB free (44% of all), of no use: nodes lack CPU or node memory",

@@ -65,8 +65,8 @@ func newCluster(nodes []traceNode, order []int, policy placement.Policy, ties *r
 
 // reportFree tells the ledger what a node has free beside its cards, as the extender's event handlers do.
 func (c *cluster) reportFree(node string) {
-	if free, all, revision, known := c.eligible.FreeBeside(node); known {
-		c.ledger.SetBeside(node, free, all, revision)
+	if free, all, known := c.eligible.FreeBeside(node); known {
+		c.ledger.SetBeside(node, free, all)
 	}
 }
 
