@@ -16,8 +16,7 @@ import (
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
 // and later than oldest. Run times are unknown, and a pod that has run for long will likely run for long. The awaited reservations of items that come
-// before count as pods that stay. Places that the item has to leave to nominated pods, or to those for which reclaim frees memory, count
-// as pods that are placed now.
+// before count as pods that stay, and so do places that the item has to leave to nominated pods, or to those for which reclaim frees memory.
 //
 // The nodes must also have enough CPU, memory and other resources if the pods that were placed after oldest have ended.
 //
@@ -253,7 +252,6 @@ type awaitedChoice struct {
 	cards  []placement.Card
 	since  []time.Time
 	byAge  []*Allocation
-	places []Place
 	result []freeableCard
 }
 
@@ -399,11 +397,6 @@ func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 				place.Ending = append(place.Ending, a.UID)
 			}
 		}
-		for i := range c.places {
-			if other := &c.places[i]; slices.Contains(other.On.Cards(), card.index) {
-				place.Behind = append(place.Behind, other.Pod.UID)
-			}
-		}
 	}
 	c.addPlace(c.made, place)
 	return true
@@ -439,10 +432,6 @@ func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
 	for _, a := range c.byAge {
 		c.use(a.Placement, a.begun(), demand)
 	}
-	c.findPlaces(n)
-	for i := range c.places {
-		c.use(c.places[i].On, justNow, demand)
-	}
 	for i := range c.cards {
 		if c.since[i].After(c.oldest) {
 			c.result = append(c.result, freeableCard{c.cards[i].Index, c.since[i]})
@@ -466,24 +455,6 @@ func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.De
 	}
 }
 
-// findPlaces sets places to those of the node that the item has to leave to others.
-func (c *awaitedChoice) findPlaces(n *node) {
-	c.places = c.places[:0]
-	var cards []placement.Card
-	for i := range n.reserved {
-		r := &n.reserved[i]
-		if !c.leaves(r) {
-			continue
-		}
-		if cards == nil {
-			cards = slices.Clone(n.cards)
-		}
-		place := Place{Pod: r.Pod, On: n.expected(r, cards)}
-		placement.Use(cards, place.On)
-		c.places = append(c.places, place)
-	}
-}
-
 // leaves reports whether the place is one that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
 func (c *awaitedChoice) leaves(r *reservedPlace) bool {
 	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
@@ -496,15 +467,25 @@ var (
 	justNow = noEnd.Add(-time.Second)
 )
 
-// countReservations sets cards to those of the node without allocations, but with the item's own places, and with those of items that come before.
+// countReservations sets cards to those of the node without allocations, but with the item's own places, with those of items that come before, and
+// with those that the item has to leave to others.
 func (c *awaitedChoice) countReservations(n *node) {
+	var present []placement.Card
 	c.cards = c.cards[:0]
 	for i := range n.cards {
 		c.cards = append(c.cards, n.cards[i].Empty())
 	}
 	for i := range n.reserved {
-		if r := &n.reserved[i]; c.counts(r) {
+		switch r := &n.reserved[i]; {
+		case c.counts(r):
 			placement.Use(c.cards, r.On)
+		case c.leaves(r):
+			if present == nil {
+				present = slices.Clone(n.cards)
+			}
+			where := n.expected(r, present)
+			placement.Use(present, where)
+			placement.Use(c.cards, where)
 		}
 	}
 }

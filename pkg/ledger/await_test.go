@@ -131,8 +131,8 @@ func TestAwaitedReservationReason(t *testing.T) {
 	expect(t, "label after the end", "", f.ReservedFor(pod("x", 16, 1), []string{"n1"}))
 }
 
-// What is freed for a pod is its own, although an item that may not take it waits for it next.
-func TestAwaitedBehindPlace(t *testing.T) {
+// What is freed for a pod is its own: an item that may not take it gets no reservation there.
+func TestAwaitedBesidePlace(t *testing.T) {
 	places := map[string]func(f *fixture){
 		"nominated": func(f *fixture) { f.Nominate("n1", pod("p", 16, 5), "victim") },
 		"reclaimed": func(f *fixture) {
@@ -145,7 +145,7 @@ func TestAwaitedBehindPlace(t *testing.T) {
 			f := newFixture(t, spec(16))
 			f.bind("n1", 0, pod("victim", 16))
 			make(f)
-			expect(t, source+", reserved", true, f.await(requests([]string{"n1"}, 16), priority, longAgo))
+			expect(t, source+", reserved", priority > 5, f.await(requests([]string{"n1"}, 16), priority, longAgo))
 			f.Remove("victim")
 			expect(t, source+", the pod", []reasons.Reason{want}, f.check(pod("p", 16, 5), "n1"))
 			expect(t, source+", another one", []reasons.Reason{reasons.Full}, f.check(pod("x", 16, 4), "n1"))
@@ -153,42 +153,7 @@ func TestAwaitedBehindPlace(t *testing.T) {
 	}
 }
 
-// An item for which reclaim frees cards gets all of them, on whichever of its nodes each pod is placed.
-func TestAwaitedBehindUnit(t *testing.T) {
-	f, nodes := newFixture(t, spec(16), spec(16)), []string{"n1", "n2"}
-	f.bind("n1", 0, pod("v1", 16))
-	f.bind("n2", 0, pod("v2", 16))
-	p1, p2 := pod("p1", 16, 5), pod("p2", 16, 5)
-	f.AddReservation("item", ledger.Reservation{Source: ledger.Reclaimed, Priority: 5, Places: []ledger.Place{
-		{Pod: p1, Node: "n1", On: gpu.On(0, 16)}, {Pod: p2, Node: "n2", On: gpu.On(0, 16)},
-	}})
-	expect(t, "reserved", true, f.await(requests(nodes, 16, 16), 5, longAgo))
-	f.Remove("v1")
-	f.Remove("v2")
-	places, _ := f.ReserveAll([]ledger.Request{{Pod: p2, Nodes: nodes}, {Pod: p1, Nodes: nodes}}, nil, binpack, at)
-	expect(t, "places", 2, len(places))
-}
-
-// An item comes behind each of two pods that are nominated to one node, on that node, and as long as they are.
-func TestAwaitedBehindNominations(t *testing.T) {
-	const fits, reserved = reasons.Fits, reasons.Reserved
-	f := newFixture(t, spec(16, 16), spec(16))
-	f.bind("n1", 0, terminating(pod("v0", 16)))
-	f.SetBound("n1", terminating(pod("v1", 16)), gpu.On(1, 16), at.Add(time.Second))
-	f.bind("n2", 0, pod("v2", 16))
-	p0, p1 := pod("p0", 16, 5), pod("p1", 16, 5)
-	f.Nominate("n1", p0)
-	f.Nominate("n1", p1)
-	expect(t, "reserved", true, f.await(requests([]string{"n1"}, 16), 5, longAgo)) // It is the card of v1, and of p1.
-	f.Remove("v0")
-	f.Remove("v1")
-	expect(t, "the second pod", []reasons.Reason{fits}, f.check(p1, "n1"))
-	f.Nominate("n2", p1)
-	expect(t, "the second pod after another nomination", []reasons.Reason{reserved}, f.check(p1, "n1"))
-	expect(t, "the first pod", []reasons.Reason{fits}, f.check(p0, "n1"))
-}
-
-// A card that is being freed for another pod is no better than one on which a pod was just placed.
+// A card that is kept for another pod is not reserved.
 func TestAwaitedElsewhere(t *testing.T) {
 	f := newFixture(t, spec(16), spec(16))
 	f.Nominate("n1", pod("p", 16, 5))

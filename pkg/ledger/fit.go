@@ -200,7 +200,7 @@ func (l *Ledger) placesAgainst(n *node, a *asker) iter.Seq[*reservedPlace] {
 // isAgainst reports whether the place counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
 // has no allocation yet.
 func (l *Ledger) isAgainst(a *asker, r *reservedPlace) bool {
-	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.isBehind(a, r) && !l.allocated(r.Pod.UID)
+	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.allocated(r.Pod.UID)
 }
 
 // comesBefore reports whether the reservation comes before the pod. Two items of the queue have its order. If either the item or the pod needs a turn
@@ -214,13 +214,6 @@ func (l *Ledger) comesBefore(r *reservedPlace, a *asker) bool {
 		return !r.Item.ByTurn
 	}
 	return a.pod.Priority <= r.Priority
-}
-
-// isBehind reports whether the place comes behind a place of the pod, or behind one of the item for which reclaim frees memory.
-func (l *Ledger) isBehind(a *asker, r *reservedPlace) bool {
-	nomination, item := a.own[Nominated], a.own[Reclaimed]
-	nominated := nomination != nil && nomination.Places[0].Node == r.Node && slices.Contains(r.Behind, a.pod.UID)
-	return nominated || item != nil && slices.ContainsFunc(r.Behind, func(uid gpu.PodUID) bool { return l.reservations.awaited[Reclaimed][uid] == item })
 }
 
 // reasonBeside returns the reason beside what is reserved for others on the node, which may be nil: reasons.ResourcesReserved instead of Fits if that

@@ -40,7 +40,7 @@ func TestHold(t *testing.T) {
 	f.hold(held[1:], 5)
 	expect(t, "freed by a smaller hold", []string{"n1"}, f.takeFreed())
 	expect(t, "the smaller hold", []reasons.Reason{fits, fits}, f.check(pod("x", 4), "n1", "n2"))
-	expect(t, "reserved", true, f.await(requests([]string{"n2"}, 16), 1, longAgo))
+	expect(t, "reserved beside the hold", true, f.await(requests([]string{"n2"}, 12), 1, longAgo))
 	expect(t, "with an awaited reservation", []reasons.Reason{fits, reserved}, f.check(pod("x", 4), "n1", "n2"))
 	f.End(ledger.Queued, testItem.ID)
 	f.takeFreed()

@@ -37,9 +37,8 @@ type Place struct {
 	// On are the cards, which may still be in use. If it is empty, the cards are those that the pod is likely to get, see node.expected.
 	On gpu.Placement
 	// Ending are the pods that have to end on the cards of an awaited reservation from the queue. What they use of the node besides is free for its
-	// pod then. Behind are the pods for which these cards are being freed, by kube-scheduler or by reclaim, and to which the item has to leave them: as
-	// long as they are nominated to the node, or reclaim has a reservation for them, they don't see the place as used.
-	Ending, Behind []gpu.PodUID
+	// pod then.
+	Ending []gpu.PodUID
 }
 
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.

@@ -90,7 +90,7 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 		}
 	}
 	if awaited && m.seesKept(pod) {
-		use(m.keptFrom(node, pod))
+		use(m.keptOn(node, true))
 	}
 	for _, n := range m.nominees(node) {
 		if n.pod.Priority >= pod.Priority && n.pod.UID != pod.UID && m.allocations[n.pod.UID] == nil {
@@ -98,17 +98,6 @@ func (m *reservationModel) view(node string, pod gpu.Pod, awaited bool) *model {
 		}
 	}
 	return view
-}
-
-// keptFrom returns what the awaited reservation has on a node but for what comes behind a place of the pod.
-func (m *reservationModel) keptFrom(node string, pod gpu.Pod) (all gpu.Placement) {
-	nominated := m.nominated[pod.UID].node == node
-	for uid, share := range m.kept {
-		if share.node == node && m.allocations[uid] == nil && (!nominated || !slices.Contains(share.behind, pod.UID)) {
-			all = append(all, share.on...)
-		}
-	}
-	return all
 }
 
 // placesBefore returns the places of the node that an item of this priority with these pods has to leave to nominated pods.
@@ -163,7 +152,7 @@ func (m *reservationModel) check(node string, pod gpu.Pod) reasons.Reason {
 		return reasons.Elsewhere
 	}
 	reason := m.view(node, pod, true).reason(node, pod, false)
-	if reason.Resolvable() && len(m.keptFrom(node, pod)) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
+	if reason.Resolvable() && len(m.keptOn(node, true)) > 0 && m.seesKept(pod) && m.view(node, pod, false).reason(node, pod, false) == reasons.Fits {
 		return reasons.Reserved
 	}
 	return reason

@@ -125,8 +125,6 @@ type keptShare struct {
 	pod  gpu.Pod
 	node string
 	on   gpu.Placement
-	// behind are the pods whose places on its cards it waits for.
-	behind []gpu.PodUID
 }
 
 // keptOn returns what the awaited reservation has on a node. If counting is true, the shares of pods with an allocation don't count.
@@ -249,13 +247,7 @@ func (m *model) await(requests []ledger.Request, priority int32, oldest time.Tim
 			m.kept = nil
 			return false
 		}
-		kept := keptShare{pod: request.Pod, node: best, on: on(cards, share)}
-		for _, place := range m.placesOn(best) {
-			if slices.ContainsFunc(place.on, func(s gpu.Share) bool { return slices.Contains(cards, s.Card) }) {
-				kept.behind = append(kept.behind, place.pod.UID)
-			}
-		}
-		m.kept[request.Pod.UID] = kept
+		m.kept[request.Pod.UID] = keptShare{pod: request.Pod, node: best, on: on(cards, share)}
 	}
 	return true
 }
@@ -268,7 +260,7 @@ func (m *model) placesOn(node string) []keptShare {
 }
 
 // freeable returns the latest time for which the card would have room for the share, beside the reservation, if all pods that were placed then or
-// later had ended; zero if there is none. A pod that isn't bound was placed last, and so is one that has only a place.
+// later had ended; zero if there is none. A pod that isn't bound was placed last.
 func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 	begun := func(a *allocation) time.Time {
 		if a.State == ledger.Assumed {
@@ -276,7 +268,7 @@ func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 		}
 		return a.AssumeTime
 	}
-	times := []time.Time{lastOfAll, lastOfAll.Add(-time.Second)}
+	times := []time.Time{lastOfAll}
 	for _, uid := range m.uids(node) {
 		times = append(times, begun(m.allocations[uid]))
 	}
@@ -289,9 +281,7 @@ func (m *model) freeable(node string, c gpu.Card, share amount) time.Time {
 			}
 		}
 		for _, place := range m.placesOn(node) {
-			if at.Equal(lastOfAll) {
-				left = left.minus(sum(place.on, c.Index))
-			}
+			left = left.minus(sum(place.on, c.Index))
 		}
 		if left.some().atLeast(share) {
 			return at
