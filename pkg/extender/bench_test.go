@@ -157,15 +157,6 @@ func repeat(b *testing.B, once func()) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs-p99")
 }
 
-// BenchmarkBind binds at a fake API server. The figures include its cost.
-func BenchmarkBind(b *testing.B) {
-	for _, nodes := range []int{100, 1000, 5000} {
-		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			crowded(b, nodes, 7, filterBest(32)).repeatBind(b)
-		})
-	}
-}
-
 func (f *bed) repeatBind(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

@@ -164,28 +164,6 @@ func TestBindWithoutGPUMemory(t *testing.T) {
 	})
 }
 
-// The annotations that a user writes on a pod don't decide about its card.
-func TestForgedAnnotations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := fake.Pod("p", 60, fake.Annotation(protocol.AnnotationAllocation, `{"main":{"0":1}}`))
-		for key, value := range (protocol.Assignment{Cards: []protocol.AssignedCard{{Index: 0, Memory: 9}}, Request: 1, AssumeTime: time.Unix(1, 0), Assigned: true}).Annotations() {
-			fake.Annotation(key, value)(pod)
-		}
-		f := start(t, Options{}, fake.Node("n1", 100, 100), fake.Pod("a", 50, fake.Bound("n1", 0)), pod)
-		f.want(pod, "none")
-		check.Must(t, f.bind(pod))
-		f.publish(pod)
-		f.want(pod, "bound n1 card 1")
-		assignment, err := protocol.ParseAssignment(f.server.Get(pod).Annotations)
-		if err != nil || assignment.Cards[0].Index != 1 || assignment.Request != 60 || assignment.Assigned || !assignment.AssumeTime.Equal(begin) {
-			t.Errorf("the pod has %+v (%v)", assignment, err)
-		}
-		if used := f.ledger.Nodes()[0].Used; !cmp.Equal(used, []gpu.Memory{50, 60}) {
-			t.Errorf("used %v", used)
-		}
-	})
-}
-
 // While a bind is in flight, other binds of the pod fail. It goes on when kube-scheduler disconnects.
 func TestBindInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -141,23 +140,6 @@ func TestRDMA(t *testing.T) {
 	})
 }
 
-// TestRDMAAfterPlan: a group's plan has reserved a card for a pod without the label, which gets it before kube-scheduler first tries the pod. The
-// card isn't near an adapter, so the pod is bound to the one that is.
-func TestRDMAAfterPlan(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := fake.Pod("p", 8, fake.RDMA("required"))
-		f := start(t, Options{}, nearAdapter(t, "n1", 1), pod)
-		planned := fake.Pod("p", 8)
-		planned.UID = pod.UID
-		if _, err := f.ledger.Reserve("n1", protocol.Pod(planned), f.CardPolicy, f.clock.Now()); err != nil {
-			t.Fatal(err)
-		}
-		f.want(pod, "assumed n1 card 0")
-		check.Must(t, f.bind(pod))
-		f.want(pod, "bound n1 card 1")
-	})
-}
-
 // A pod that no node can give what it asks for is rejected on all nodes, and no eviction is tried for it. Package protocol tests
 // which requests are invalid.
 func TestInvalidRequest(t *testing.T) {
@@ -270,35 +252,6 @@ func TestCountChanges(t *testing.T) {
 			if _, allocation, ok := f.ledger.Lookup("uid-p"); ok && allocation.Placement.Total() != 12 {
 				t.Errorf("%s: %v of 12 are allocated", name, allocation.Placement)
 			}
-		}
-	})
-}
-
-// The place that a group or fair sharing gives a pod before filter has seen the pod has another number of cards if the label changes
-// meanwhile. Bind gives the pod the present number, if the node has room for it.
-func TestPlaceOfAnotherCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for name, test := range map[string]struct {
-			planned, filtered int
-			other             int64
-			want              string
-		}{
-			"fewer cards":                      {2, 1, 1, "bound n1 card 0"},
-			"more cards":                       {1, 2, 8, "bound n1 cards 0, 1"},
-			"more cards than there is room on": {1, 2, 13, "assumed n1 card 1"},
-		} {
-			pod := fake.Pod("p", 8, fake.Cards(test.filtered))
-			f := start(t, Options{}, fake.Node("n1", 16, 16), fake.Pod("other", test.other, fake.Bound("n1", 0)), pod)
-			planned := protocol.Pod(pod)
-			planned.Cards = test.planned
-			if _, err := f.ledger.Reserve("n1", planned, placement.Binpack, begin); err != nil {
-				t.Fatal(err)
-			}
-			f.filter(pod, "n1")
-			if err := f.bind(pod); (err != nil) != (test.want[0] == 'a') {
-				t.Errorf("%s: bind: %v", name, err)
-			}
-			f.want(pod, test.want)
 		}
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,36 +50,6 @@ func (f *handlersFixture) wantUsed(want ...gpu.Memory) {
 	f.t.Helper()
 	node, _ := f.ledger.Node("n1")
 	check.Equal(f.t, "used memory of n1", want, node.Used)
-}
-
-func TestPods(t *testing.T) {
-	f := newHandlersFixture(t, fake.Node("n1", 100, 100), fake.Node("plain"))
-	presumed := fake.Pod("presumed", 30, fake.On("n1")) // Another scheduler bound it, and its annotations name no card.
-	f.report(fake.Pod("a", 40, fake.Bound("n1", 1)), fake.Pod("ended", 50, fake.Bound("n1", 0), fake.Phase(corev1.PodFailed)),
-		fake.Pod("pending", 10), presumed, fake.Pod("no GPU memory", 0, fake.On("n1")))
-	f.wantUsed(0, 70)
-	f.want(presumed, "bound n1 card 1")
-	if nodes := f.ledger.Nodes(); len(nodes) != 1 || len(nodes[0].Allocations) != 2 {
-		t.Errorf("nodes %+v", nodes)
-	}
-}
-
-// Memory is freed when a pod has ended or is gone, and not when its deletion begins.
-func TestMemoryIsFreed(t *testing.T) {
-	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed, ""} {
-		f := newHandlersFixture(t, fake.Node("n1", 100))
-		pod := fake.Pod("p", 40, fake.Bound("n1", 0))
-		f.report(pod)
-		pod = fake.Edited(pod, fake.Terminating(begin), fake.Phase(corev1.PodRunning))
-		f.report(pod)
-		f.wantUsed(40)
-		if phase == "" {
-			f.delete(pod)
-		} else {
-			f.report(fake.Edited(pod, fake.Phase(phase)))
-		}
-		f.wantUsed(0)
-	}
 }
 
 // The watch was interrupted, and a pod was replaced by another one of the same name.
@@ -131,85 +100,4 @@ func TestUnconfirmedBindOfWholeCards(t *testing.T) {
 		}
 		f.wantUsed(0)
 	}
-}
-
-func TestDeletedNodeFindsItsPods(t *testing.T) {
-	f := newHandlersFixture(t, fake.Node("n1", 100, 100))
-	pod := fake.Pod("p", 40, fake.Bound("n1", 1))
-	f.report(pod)
-	f.handlers.NodeDeleted("n1")
-	if f.fits(gpu.Pod{UID: "x", Request: 1}, "n1") {
-		t.Error("a pod fits a deleted node")
-	}
-	f.want(pod, "bound n1 card 1")
-	f.handlers.NodeUpdated(fake.Node("n1", 100, 100))
-	f.wantUsed(0, 40)
-}
-
-// Users can change the annotations of a bound pod, but not how much memory it takes.
-func TestForgedAnnotationsOfBoundPod(t *testing.T) {
-	f := newHandlersFixture(t, fake.Node("n1", 100))
-	pod, far := fake.Pod("p", 40, fake.Bound("n1", 0), fake.Annotation(protocol.AnnotationPod, "1")), fake.Pod("far", 10, fake.Bound("n1", 99))
-	f.report(pod, far)
-	f.want(far, "bound n1 card 99")
-	f.wantUsed(40)
-	later := protocol.Assignment{AssumeTime: time.Unix(9, 0)}.Annotations()[protocol.AnnotationAssumeTime]
-	f.report(fake.Edited(pod, fake.Annotation(protocol.AnnotationPod, "-5"), fake.Annotation(protocol.AnnotationAssumeTime, later)))
-	f.wantUsed(40)
-}
-
-func TestNominations(t *testing.T) {
-	f := newHandlersFixture(t, fake.Node("n1", 16), fake.Node("n2", 16))
-	pod := fake.Pod("nominated", 16, fake.Priority(5))
-	wantRoom := func(n1, n2 bool) {
-		t.Helper()
-		other := gpu.Pod{UID: "other", Request: 1}
-		if got := [2]bool{f.fits(other, "n1"), f.fits(other, "n2")}; got != [2]bool{n1, n2} {
-			t.Errorf("another pod fits n1 and n2: %v, want %v", got, [2]bool{n1, n2})
-		}
-	}
-	f.report(fake.Edited(pod, fake.Nominated("n1")))
-	wantRoom(false, true)
-	f.report(fake.Edited(pod, fake.Nominated("n2")))
-	wantRoom(true, false)
-	f.report(pod)
-	wantRoom(true, true)
-	f.report(fake.Edited(pod, fake.Nominated("n1")))
-	wantRoom(false, true)
-	bound := fake.Edited(pod, fake.Nominated("n1"), fake.Bound("n2", 0)) // It has only the allocation.
-	f.report(bound)
-	wantRoom(true, false)
-	f.delete(bound)
-	wantRoom(true, true)
-	f.report(fake.Edited(pod, fake.Nominated("n1")))
-	f.delete(pod)
-	wantRoom(true, true)
-}
-
-// What a node has free follows the watch.
-func TestFreeFollowsTheWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asking := fake.Pod("asking", 16, fake.CPU(5))
-		running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
-		g := startGroups(t, GangOptions{}, asking)
-		fits := func(want bool) {
-			t.Helper()
-			if got := g.nodes.Fits(ledger.ResourceQuery{Node: "n1", Pods: []gpu.PodUID{"uid-asking"}}); got != want {
-				t.Errorf("the pod fits: %t, want %t", got, want)
-			}
-		}
-		fits(true)
-		g.publishObject(running)
-		fits(false)
-		g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
-		fits(true)
-		g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
-		fits(true)
-		for _, cpus := range []int64{4, 8} {
-			node := fake.Node("n1", 16, 16)
-			node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", cpus)["x"]
-			g.publishNode(node)
-			fits(cpus > 5)
-		}
-	})
 }

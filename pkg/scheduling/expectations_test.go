@@ -223,15 +223,3 @@ func TestWaitsForRoom(t *testing.T) {
 		}
 	})
 }
-
-// TestExpectationsOff: other policies need no outlook.
-func TestExpectationsOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := startCache(t, Options{FilterBest: 1})
-		if f.expectations != nil {
-			t.Error("an outlook for a policy that needs none")
-		}
-		f.expectations.updated(nil, clustercache.NewPodInfo(fake.Pod("p", 1)))
-		f.expectations.nodeChanged("n1")
-	})
-}

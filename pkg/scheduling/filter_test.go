@@ -185,32 +185,6 @@ func TestFilterAgreesWithPrioritize(t *testing.T) {
 	})
 }
 
-// Filter names all nodes in the next call for a pod only if it named some of the nodes that fit.
-func TestFilterNameAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for name, test := range map[string]struct {
-			request int64
-			nodes   []string
-			want    bool
-		}{
-			"some of the nodes that fit": {60, []string{"near", "far", "full"}, true},
-			"the only node that fits":    {60, []string{"near", "full"}, false},
-			"no node fits":               {60, []string{"full", "unknown"}, false},
-			"no GPU memory":              {0, []string{"near", "far", "full"}, false},
-		} {
-			f := startFilter(t, 1)
-			f.addNode("near", 100)
-			f.allocate("near", 0, 30)
-			f.addNode("far", 100)
-			f.addNode("full", 50)
-			f.filter(fake.Pod(name, test.request), test.nodes...)
-			if got := f.requeue.NameAll(gpu.PodUID("uid-" + name)); got != test.want {
-				t.Errorf("%s: the next call names all nodes: %t, want %t", name, got, test.want)
-			}
-		}
-	})
-}
-
 // Between filter and bind of a pod, filter names other nodes for other pods, if there are any.
 func TestFilterTentative(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -132,16 +132,6 @@ func TestNominate(t *testing.T) {
 	}
 }
 
-// A pod that may use only n1 isn't nominated to another node.
-func TestNominateToEligible(t *testing.T) {
-	f := startNominating(t, Options{})
-	f.request(fake.Pod("p", 60, func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }))
-	f.handlers.NodeUpdated(fake.Node("n1", 50))
-	f.wantNominated("of a pod that fits no eligible node")
-	f.request(fake.Pod("q", 60))
-	f.wantNominated("of a pod that may use all", "q=n2")
-}
-
 // A pod to which fair sharing has granted a place is nominated to that.
 func TestNominateToPlace(t *testing.T) {
 	f := startNominating(t, Options{})

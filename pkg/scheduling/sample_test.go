@@ -58,22 +58,6 @@ func TestSampleAfterNodeChange(t *testing.T) {
 	})
 }
 
-// TestSample: a pod whose room is outside the sample evicts no pod, is nominated to the node that has room, and is requeued after
-// that.
-func TestSample(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := fake.Pod("p", 8, fake.Priority(5))
-		f := start(t, sampledOptions, sampledCluster(pod)...)
-		if victims := f.sampledCycle(pod); victims != nil {
-			t.Errorf("preemption of %v", victims)
-		}
-		f.pass("the requeue at the start", func() bool { return len(f.server.Calls().Annotated) == 1 })
-		f.pass("the nomination", func() bool { return len(f.server.Calls().Nominated) > 0 })
-		check.Equal(t, "nominations", []string{"p=n3"}, f.server.Calls().Nominated)
-		f.pass("the requeue after it", func() bool { return len(f.server.Calls().Annotated) == 2 })
-	})
-}
-
 // TestSampleIsAll: pods for which a node outside the sample is no help are treated as if the sample were all nodes.
 func TestSampleIsAll(t *testing.T) {
 	onlyFirst := func(pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"pool": "first"} }

@@ -2,7 +2,6 @@ package scheduling
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,26 +67,6 @@ func TestResourcesAreKept(t *testing.T) {
 			t.Error("not requeued, although both fit")
 		}
 		wantFilter("with enough for both", small, reasons.Fits)
-	})
-}
-
-// Of two pods that differ in an extended resource only, the first waits for that resource. Cards are reserved for the second one.
-func TestOtherResourcesDiffer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const adapter = corev1.ResourceName("example.com/adapter")
-		node, now := fake.Node("n1", 16), fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(time.Second).UnixNano(), 10))
-		maps.Copy(node.Status.Allocatable, fake.Amount(adapter, 1))
-		with := func(pod *corev1.Pod) { maps.Copy(pod.Spec.Containers[0].Resources.Requests, fake.Amount(adapter, 1)) }
-		first, second := fake.Pod("first", 16, fake.CPU(1), with), fake.Pod("second", 16, fake.CPU(1))
-		second.CreationTimestamp.Time = first.CreationTimestamp.Add(time.Minute)
-		short(first)
-		short(second)
-		f := startCache(t, Options{}, node, fake.Pod("small", 4, fake.CPU(1), fake.Bound("n1", 0), now), fake.Pod("uses", 0, fake.CPU(1), with, fake.On("n1")), first, second)
-		f.waiting.tick()
-		awaited := f.ledger.AwaitedNodes()
-		if awaited[gpu.PodUID(first.UID)] != "" || awaited[gpu.PodUID(second.UID)] == "" {
-			t.Errorf("reservations: %v", f.ledger.AwaitedNodes())
-		}
 	})
 }
 

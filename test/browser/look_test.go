@@ -238,16 +238,6 @@ func whole(t *testing.T, board *webui.Board) string {
 	return string(text)
 }
 
-// TestNoNodes shows the page without nodes, and with the first one.
-func TestNoNodes(t *testing.T) {
-	s := newSource()
-	tab := visit(t, s, "", 1200, 700)
-	tab.Await("the explanation", `document.getElementById("empty").innerText.includes("No node shares GPU memory yet")`)
-	pictures(tab, "empty")
-	fill(s, 1, 2, 1)
-	tab.Await("the first node", `document.querySelectorAll(".line").length === 1 && document.getElementById("empty").hidden`)
-}
-
 // TestLastHour: as long as there is no hour of samples, the chart of the free memory shows what there is, over its whole width, and says how
 // much its height is and since when it is kept.
 func TestLastHour(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // cut is a script for the texts that are cut, or off the screen.
@@ -36,26 +35,6 @@ func wantNothingCut(tab *Tab, name string) {
 		}
 		pictures(tab, name+"-"+view)
 	}
-}
-
-// TestFourNodes: at no width is a figure or a name of four nodes with four cards each cut, or the owner of a pod on a whole screen.
-func TestFourNodes(t *testing.T) {
-	s := newSource()
-	fill(s, 4, 4, 3)
-	for _, n := range s.book.Nodes() {
-		for _, a := range n.Allocations {
-			s.owners[a.Namespace+"/"+a.Name] = "Deployment/inference-llama-70b-instruct"
-		}
-	}
-	s.change(func() {
-		for i := range 12 {
-			pod := gpu.Pod{Namespace: "team-9", Name: fmt.Sprintf("training-large-worker-%d", i), Request: gpu.Memory(20 + 10*i)}
-			s.pending = append(s.pending, pendingPod(pod, "0/4 nodes are available: 4 "+reasons.Full.Text()+".", time.Now().Add(-time.Duration(i)*time.Hour)))
-		}
-	})
-	tab := visit(t, s, "", 1600, 900)
-	tab.Await("the nodes", `document.getElementById("shown").innerText === "4 nodes"`)
-	wantNothingCut(tab, "four")
 }
 
 // TestConnecting: before the extender has answered, the page claims nothing about the cluster.

@@ -16,21 +16,6 @@ import (
 	"github.com/gpushare/gpushare/test/mistakes"
 )
 
-// TestUnits: the page says that nodes have different units.
-func TestUnits(t *testing.T) {
-	s := newSource()
-	card := gpu.Card{Memory: 16, NUMANode: gpu.NoNUMANode}
-	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
-	s.book.SetNode("n2", ledger.NodeSpec{Unit: 1024 * gpu.MiB, Cards: []gpu.Card{card}})
-	tab := visit(t, s, "", 1200, 700)
-	tab.Await("two nodes", `document.getElementById("shown").innerText === "2 nodes"`)
-	if got := tab.Text("#cards-problems"); got != "" {
-		t.Errorf("with one unit the tile says %q", got)
-	}
-	s.change(func() { s.book.SetNode("n2", ledger.NodeSpec{Unit: 256 * gpu.MiB, Cards: []gpu.Card{card}}) })
-	tab.Await("the problem", `document.getElementById("cards-problems").innerText === "nodes have different units"`)
-}
-
 // TestNodeProblems: the page says of each node what kubectl inspect says of it. The number of cards has no card of a node that is gone, and the lists
 // of cards and of pods agree about which cards the node's pods use.
 func TestNodeProblems(t *testing.T) {
@@ -75,32 +60,6 @@ func TestNodeProblems(t *testing.T) {
 	}
 	if len(counts) > 0 {
 		t.Errorf("these mistakes are missing: %v", counts)
-	}
-}
-
-// TestSimulatedCards: the page marks cards that don't exist, in the node's row, in the sum and beside a card.
-func TestSimulatedCards(t *testing.T) {
-	s := newSource()
-	card := gpu.Card{Memory: 16, Model: "Tesla T4", NUMANode: gpu.NoNUMANode}
-	s.book.SetNode("n1", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}, Simulated: true})
-	s.book.SetNode("n2", ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card}})
-	tab := visit(t, s, "#cards?card=n1/0", 1200, 700)
-	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
-	for selector, want := range map[string]string{
-		`[data-node="n1"] small`: "0/16 GiB · simulated cards · Tesla T4", `[data-node="n2"] small`: "0/16 GiB · Tesla T4",
-		"#cards-note": "2 nodes · 0 pods · 1 simulated",
-	} {
-		if got := tab.Text(selector); got != want {
-			t.Errorf("%s: %q, want %q", selector, got, want)
-		}
-	}
-	if got := tab.Text("#details dl"); !strings.Contains(got, "yes, for a trial: no container can compute on it") {
-		t.Errorf("the details of a simulated card: %q", got)
-	}
-	tab.Click(`[data-node="n2"] .card`)
-	tab.Await("the details of the real card", `document.querySelector("#details h2")?.innerText === "n2 · GPU 0"`)
-	if got := tab.Text("#details dl"); strings.Contains(got, "Simulated") {
-		t.Errorf("the details of a real card: %q", got)
 	}
 }
 

@@ -133,22 +133,6 @@ func TestAddress(t *testing.T) {
 	tab.WantNoComplaints()
 }
 
-// TestSkipLink: the link to the list moves the focus there and changes nothing else.
-func TestSkipLink(t *testing.T) {
-	url, _ := show(t, newBoard(somePods()))
-	tab := Start(t, 1280, 800)
-	const address = "#pods?q=n1&sort=-name"
-	tab.Do(chromedp.Navigate(url + address))
-	tab.Await("the pod", `document.querySelectorAll("#view-pods tbody tr:not([aria-hidden])").length === 1`)
-	tab.Type(kb.Tab)
-	tab.Type(kb.Enter)
-	tab.Await("the focus on the list", `document.activeElement.id === "panel"`)
-	if got := Eval[string](tab, "location.hash"); got != address {
-		t.Errorf("the address has %q, want %q", got, address)
-	}
-	wantRows(t, tab, "after the link", "bound-n1")
-}
-
 // TestNothingFound: a search without a result says what was searched for, and can be cleared.
 func TestNothingFound(t *testing.T) {
 	url, _ := show(t, newBoard(somePods()))

@@ -55,16 +55,3 @@ func TestGrowth(t *testing.T) {
 		})
 	}
 }
-
-func TestTooFewSamples(t *testing.T) {
-	for name, c := range map[string]calendar{"short": short, "long": long} {
-		s := recorded(c, always, func(_, _ float64) float64 { return 50 })
-		if err := judgeSeries([]*series{s}, c); err != nil {
-			t.Errorf("%s, all samples: %v", name, err)
-		}
-		s.samples = s.samples[:len(s.samples)/3]
-		if err := judgeSeries([]*series{s}, c); err == nil {
-			t.Errorf("%s: a third of the samples is enough", name)
-		}
-	}
-}
