@@ -261,31 +261,6 @@ func TestFairShareEvictsNothing(t *testing.T) {
 	})
 }
 
-// Nor does a pod whose place is on another node take the places of another tenant's group because its priority is higher.
-func TestFairShareDisplacesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGangFixture(t)
-		g.pods = []*corev1.Pod{member(2, 0, gated), member(2, 1, gated)}
-		g.fixture = startFair(t, FairShareOptions{}, nil, namespace("default", nil), namespace("bob", nil), fake.Node("n2", 16), g.pods[0], g.pods[1])
-		g.passUntilOpened("job-0", "job-1")
-		for i, pod := range g.pods {
-			g.pods[i] = fake.Edited(pod, ungated)
-			g.publishObject(g.pods[i])
-		}
-		g.offer()
-		pod := fake.Pod("p", 16, gated, fake.Priority(5), inNamespace("bob"))
-		g.publishObject(pod)
-		g.passUntilOpened("job-0", "job-1", "p")
-		g.want(pod, "assumed n2 card 0")
-		if result := g.filter(pod, "n1"); len(result.Passed) > 0 {
-			t.Errorf("it may go to %v", result.Names())
-		}
-		for _, pod := range g.pods {
-			g.want(pod, "assumed n1 card 0")
-		}
-	})
-}
-
 // The charge of a pod ends while a bind of the pod is in flight. Its place is released when that bind fails before its write, so the pod can go
 // to any node again.
 func TestChargeEndsDuringBind(t *testing.T) {

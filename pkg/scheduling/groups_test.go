@@ -16,11 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
-	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -174,16 +172,6 @@ func (g *gangFixture) awaitEnds(n int) map[string]error {
 	return errs
 }
 
-// boundMembers returns the names of the members that the API server has bound.
-func (g *gangFixture) boundMembers() (names []string) {
-	for _, pod := range g.pods {
-		if g.server.Get(pod).Spec.NodeName != "" {
-			names = append(names, pod.Name)
-		}
-	}
-	return names
-}
-
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
@@ -279,65 +267,6 @@ func TestGangIsGivenUp(t *testing.T) {
 	}
 }
 
-// planAgain is a listener that reserves a place for the pod as soon as its bind has failed, as a new plan of its group does.
-type planAgain struct {
-	binding.Listener
-	pod     gpu.Pod
-	reserve func(pod gpu.Pod)
-}
-
-func (p planAgain) NotBound(uid gpu.PodUID) {
-	if uid == p.pod.UID {
-		p.reserve(p.pod)
-	}
-}
-
-// The end of a failed bind releases no place that a new plan has reserved for the pod.
-func TestPlaceAfterFailedBind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := startGang(t, GangOptions{OnFailure: gang.Keep})
-		g.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errForbidden }})
-		g.binder.AddListener(planAgain{pod: protocol.Pod(g.pods[1]), reserve: func(pod gpu.Pod) {
-			if _, err := g.ledger.Reserve("n1", pod, placement.Binpack, g.clock.Now()); err != nil {
-				t.Error(err)
-			}
-		}})
-		g.startBinds(t.Context(), 0, 1, 2)
-		g.awaitEnds(gangSize)
-		if got := g.allocation("uid-job-1"); got == "none" {
-			t.Error("the new place is released")
-		}
-	})
-}
-
-// A card fails after the barrier has opened, while the last member waits for the binds of the others. The last one gets another card of its node, or
-// isn't bound.
-func TestCardFailsAfterBarrier(t *testing.T) {
-	for name, test := range map[string]struct {
-		other gpu.Memory
-		want  string
-		bound int
-	}{
-		"another card has room": {16, "bound n1 card 2", gangSize},
-		"no card has room":      {4, "none", gangSize - 1},
-	} {
-		t.Run(name, bubble(func(t *testing.T) {
-			g := startGang(t, GangOptions{OnFailure: gang.Keep})
-			g.want(g.pods[2], "assumed n1 card 1")
-			g.server.Answer(fake.Answers{Bind: func(_ context.Context, binding *corev1.Binding) error {
-				g.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 16}, {Index: 1, Memory: 16, Unhealthy: "Xid 79"}, {Index: 2, Memory: test.other}}})
-				return g.server.Commit(binding)
-			}})
-			g.startBinds(t.Context(), 0, 1, 2)
-			g.awaitEnds(gangSize)
-			g.want(g.pods[2], test.want)
-			if bound := g.boundMembers(); len(bound) != test.bound {
-				t.Errorf("%v are bound, want %d", bound, test.bound)
-			}
-		}))
-	}
-}
-
 // A member that the watch has not reported yet is not bound alone.
 func TestUnknownMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -380,29 +309,6 @@ func short(pod *corev1.Pod) {
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
 		Message: "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.",
 	}}
-}
-
-// The replacement of a running group's member comes before pods that have waited for longer: the other members wait for it.
-func TestAwaitedReservationOfReplacement(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		placed := func(d time.Duration) fake.PodEdit {
-			return fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(d).UnixNano(), 10))
-		}
-		job := func(pod *corev1.Pod) {
-			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
-		}
-		older := fake.Pod("older", 16, short, func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.NewTime(begin.Add(-2 * time.Hour)) })
-		young := fake.Pod("young", 16, fake.Bound("n1", 1), placed(time.Second))
-		g := startGroups(t, GangOptions{}, older, young, fake.Pod("stays", 8, fake.Bound("n1", 0), placed(-3*time.Hour)),
-			member(2, 0, job, fake.Bound("n1", 0), placed(-3*time.Hour), fake.Annotation(protocol.AnnotationGroupRun, "x"), fake.Annotation(protocol.AnnotationGroupWhole, "true")),
-			member(2, 1, job, short))
-		g.pass("a reservation", func() bool { return g.observer.Count("reserved") > 0 })
-		g.publishGone(young)
-		g.pass("memory for the replacement", func() bool { return g.fits(protocol.Pod(member(2, 1)), "n1") })
-		if g.fits(protocol.Pod(older), "n1") {
-			t.Error("the older pod finds memory that is reserved for the replacement")
-		}
-	})
 }
 
 // No pod is evicted for a member of a gang that may never become whole.
