@@ -50,15 +50,6 @@ func TestKubelet(t *testing.T) {
 		s.createAndWait(s.pods(4, 3)...)
 		stillRunning()
 	})
-	c.run(t, "the kubelet loses its checkpoint, and init containers have ended", func(s *scenario) {
-		s.createAndWait(repeat(6, func() *framework.PodWrapper { return s.pod(2).InitContainer("init", 2) })...)
-		s.restartWithoutCheckpoint(func() {})
-		// The kubelet calls Allocate again for the init containers.
-		s.create(s.pod(1)) // The kubelet admits it after all others.
-		s.deleteRejected(s.made)
-		s.otherDevices, s.lateRejections = true, true
-		s.waitConsistent()
-	})
 	c.run(t, "the machine restarts and the kubelet loses its checkpoint", func(s *scenario) {
 		s.createAndWait(repeat(10, func() *framework.PodWrapper { return s.randomPod(1 + s.random.Int64N(4)) })...)
 		s.restartWithoutCheckpoint(s.killAllContainers)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
-	"github.com/gpushare/gpushare/test/fakenvml"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -37,13 +36,7 @@ func TestLimits(t *testing.T) {
 		s.checkDevices()
 	})
 	c.run(t, "a pod that sets the variables itself gains nothing", (*scenario).testOwnVariables)
-	c.run(t, "no container starts where its limit would not hold", (*scenario).testNoHook)
-	for title, test := range map[string]notReady{ // Other reasons: pkg/isolation and pkg/deviceplugin.
-		"a card whose memory the driver can't limit": {option: "limits=unsupported", reason: "isolation mode driver: the driver can't limit its memory"},
-		"a driver before R615":                       {flag: "--nvml-library=" + fakenvml.BuildForTest(t, fakenvml.BeforeR615), reason: "isolation mode driver: the driver can't limit its memory: R615 or later is needed"},
-	} {
-		c.run(t, "no container starts without a limit: "+title, test.play)
-	}
+	c.run(t, "no container starts where its limit would not hold", (*scenario).testNoHook) // Other reasons: pkg/isolation and pkg/deviceplugin.
 	c.run(t, "a limit that the driver ignores is reported", (*scenario).testIgnoredLimit)
 	c.run(t, "a change of the mode counts for new containers", (*scenario).testModeChange)
 	c.run(t, "a pod that borrows is evicted when its card is low on free memory", (*scenario).testBorrower)
@@ -56,55 +49,6 @@ func (c *cluster) limit(t testing.TB, flags ...string) {
 		"--isolation=driver", "--usage-interval=200ms",
 		"--cgroup-root=" + c.node.machine.path("sys/fs/cgroup"), "--cdi-directories=" + c.node.machine.path("run/cdi"),
 	}, flags...)...))
-}
-
-// notReady is a reason for which a limit would not hold: an option of one card, or another flag of the plugin, which concerns all cards.
-type notReady struct{ option, flag, reason string }
-
-// play: the cards are unhealthy with the reason, no container starts there, and other cards go on.
-func (n notReady) play(s *scenario) {
-	const one = 1
-	if n.flag != "" {
-		s.limit(s, n.flag)
-	} else { // Without a restart: a pod that is bound while no plugin is registered fails for good.
-		cards := s.node.driverCards()
-		cards[one].Options = []string{n.option}
-		check.Must(s, s.node.driver.SetCards(cards...))
-	}
-	s.Eventually("the reason is in the node's inventory", func(ctx context.Context) error {
-		node, err := s.Client.CoreV1().Nodes().Get(ctx, s.node.name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, card := range protocol.ParseNode(node).Cards {
-			if concerned := n.flag != "" || card.Index == one; concerned != strings.Contains(card.Unhealthy, n.reason) || concerned == card.Healthy() {
-				return fmt.Errorf("card %d: %q", card.Index, card.Unhealthy)
-			}
-		}
-		return nil
-	})
-	s.waitHealth(one, false)
-	others := 5 // Pods of 7 units that fit the other cards, of 15, 7 and 15.
-	if n.flag != "" {
-		others = 0
-	}
-	s.createAndWait(s.pods(others, 7)...)
-	s.waitLimits("driver")
-	s.checkShares()
-	pending := s.pod(7)
-	s.create(pending)
-	s.WaitUnschedulable(pending.Name, "0/1 nodes are available")
-	if running, err := s.node.running(); err != nil || len(running) != others {
-		s.Errorf("%d containers run, want %d; %v", len(running), others, err)
-	}
-	// The pod starts when the plugin is ready. It would fail for good if it was bound before the kubelet has the plugin's devices.
-	if n.flag != "" {
-		s.limit(s)
-	} else {
-		check.Must(s, s.node.setCards())
-	}
-	s.waitLimits("driver")
-	s.checkShares()
 }
 
 // waitLimits waits until the pods run and the plugin has read their limits back, and compares the limits with the requests.

@@ -2,7 +2,6 @@ package nodee2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/fakemps"
@@ -56,7 +54,6 @@ func TestMPS(t *testing.T) {
 		stillRunning()
 	})
 	c.run(t, "the pod of the daemons is replaced under running programs", func(s *scenario) { m.testReplaced(s) })
-	c.run(t, "a pod with its own shared memory is rejected", func(s *scenario) { m.testSharedMemory(s) })
 	lines, err := m.service.Journal()
 	check.Must(t, err)
 	for _, line := range lines {
@@ -279,39 +276,4 @@ func (m *mpsNode) pid(s *scenario) string {
 	}
 	s.Fatal("the supervisor doesn't run")
 	return ""
-}
-
-func (m *mpsNode) testSharedMemory(s *scenario) {
-	pending, pod := s.pod(2), s.pod(2).Node(s.node.name)
-	m.prepareShared(pending)
-	s.Create(pending)
-	s.Eventually("the pod is pending", func(context.Context) error {
-		for _, c := range s.list()[0].Status.Conditions {
-			if c.Type == corev1.PodScheduled && strings.Contains(c.Message, reasons.NoOwnSharedMemory.Text()) {
-				return nil
-			}
-		}
-		return errors.New("it has no such condition")
-	})
-	s.delete(pending.Name)
-	m.prepareShared(pod)
-	s.Create(pod)
-	s.Eventually("the pod without a scheduler is rejected", func(context.Context) error {
-		if status := s.list()[0].Status; status.Reason != "UnexpectedAdmissionError" || !strings.Contains(status.Message, "the container mounts a volume at /dev/shm") {
-			return fmt.Errorf("%s: %s", status.Reason, status.Message)
-		}
-		return nil
-	})
-	s.delete(pod.Name)
-	m.create(s, s.pod(1))
-	m.waitPrograms(s)
-}
-
-// prepareShared gives a pod shared memory of its own.
-func (m *mpsNode) prepareShared(pod *framework.PodWrapper) {
-	recordEnv(&pod.Spec)
-	pod.Spec.HostNetwork = true
-	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "shm", VolumeSource: corev1.VolumeSource{
-		EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}})
-	pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "shm", MountPath: "/dev/shm"})
 }

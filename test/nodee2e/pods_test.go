@@ -58,37 +58,6 @@ func TestPods(t *testing.T) {
 	c.run(t, "a static pod is rejected, also by a kubelet that starts with it", (*scenario).testStaticPod)
 }
 
-// TestFullNode replaces pods of all shapes on a full node with cards of different sizes. All pods have the same total
-// request, so each new pod fits where an old one was.
-func TestFullNode(t *testing.T) {
-	c := startCluster(t, cardMiB, 8138, 24268, cardMiB)
-	c.run(t, "pods are replaced", func(s *scenario) {
-		const request = 3
-		var fit int
-		for _, card := range s.node.cards {
-			fit += int(gibibytes(card) / request)
-		}
-		random := func() *framework.PodWrapper { return s.randomPod(request) }
-		s.create(repeat(fit, random)...)
-		s.waitBound()
-		names := s.names()
-		s.createAndWait(s.pods(int(s.total())-fit*request, 1)...)
-		for s.made < inLong(200, 35) {
-			s.random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-			replaced := 8 + s.random.IntN(len(names)-8)
-			s.delete(names[:replaced]...)
-			pods := repeat(replaced, random)
-			for i, pod := range pods {
-				names[i] = pod.Name
-			}
-			s.createAndWait(pods...)
-			if used := s.used(); used != s.total() {
-				s.Errorf("the pods have %d of the node's %d", used, s.total())
-			}
-		}
-	})
-}
-
 // onNode sets the node in the pods' spec, so that no scheduler handles the pods and the extender chooses no cards for them.
 func (s *scenario) onNode(pods []*framework.PodWrapper) []*framework.PodWrapper {
 	for _, pod := range pods {
