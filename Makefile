@@ -107,7 +107,7 @@ test-gpu: ## run the node tests with the real NVIDIA driver, if this machine has
 
 .PHONY: bench
 bench: build kube ## run the benchmarks, with and without the extender (BENCH="-nodes 5000" sets flags)
-	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/preemption ./pkg/ledger ./pkg/eviction ./pkg/extender ./pkg/deviceplugin ./pkg/dispatch ./pkg/diagnosis ./pkg/metrics ./pkg/clustercache
+	$(GO) test -run '^$$' -bench . -benchmem ./pkg/placement ./pkg/preemption ./pkg/ledger ./pkg/eviction ./pkg/extender ./pkg/dispatch ./pkg/diagnosis ./pkg/metrics ./pkg/clustercache
 	$(GO) run ./test/bench $(BENCH)
 
 .PHONY: bench-packing

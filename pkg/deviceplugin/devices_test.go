@@ -10,7 +10,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
 func TestDeviceIDs(t *testing.T) {
@@ -58,48 +57,6 @@ func TestMessageSize(t *testing.T) {
 	}
 }
 
-func TestSmallestUnit(t *testing.T) {
-	equal := func(count int, memory gpu.Memory) []gpu.Card {
-		cards := make([]gpu.Card, count)
-		for i := range cards {
-			cards[i] = gpu.Card{Index: i, Memory: memory}
-		}
-		return cards
-	}
-	for name, test := range map[string]struct {
-		unit  gpu.Unit
-		cards []gpu.Card
-		want  string
-	}{
-		"two cards of 16 GiB fit in MiB":             {gpu.MiB, equal(2, 16276), "MiB"},
-		"eight cards of 16 GiB fit in MiB":           {gpu.MiB, equal(8, 16276), "MiB"},
-		"eight cards of 140 GiB don't fit in MiB":    {gpu.MiB, equal(8, 143771), "6MiB"},
-		"a unit is a multiple of the configured one": {4 * gpu.MiB, equal(8, 143771/4), "8MiB"},
-		"eight cards of 140 GiB fit in GiB":          {gpu.GiB, equal(8, 140), "GiB"},
-		"no cards":                                   {gpu.GiB, nil, "GiB"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := smallestUnit(protocol.Inventory{Unit: test.unit, Cards: test.cards})
-			if got.String() != test.want {
-				t.Fatalf("got %s, want %s", got, test.want)
-			}
-			fits := func(unit gpu.Unit) bool {
-				cards := make([]gpu.Card, len(test.cards))
-				for i, c := range test.cards {
-					cards[i] = gpu.Card{Index: c.Index, Memory: c.Memory * gpu.Memory(test.unit) / gpu.Memory(unit)}
-				}
-				return messageSize(cards) <= maxMessage
-			}
-			if !fits(got) {
-				t.Errorf("%s doesn't fit", got)
-			}
-			if got > test.unit && fits(got-test.unit) {
-				t.Errorf("%s is enough", got-test.unit)
-			}
-		})
-	}
-}
-
 func TestChooseDevices(t *testing.T) {
 	for name, test := range map[string]struct {
 		cards              []int
@@ -129,23 +86,5 @@ func TestChooseDevices(t *testing.T) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
-	}
-}
-
-func TestEvenlyOf(t *testing.T) {
-	for name, test := range map[string]struct {
-		cards []int
-		ids   []string
-		want  bool
-	}{
-		"one card":                      {[]int{1}, []string{"10", "11"}, true},
-		"another card":                  {[]int{1}, []string{"10", "01"}, false},
-		"several cards":                 {[]int{0, 1}, []string{"10", "01"}, true},
-		"more of one card than another": {[]int{0, 1}, []string{"10", "11", "12", "01"}, false},
-		"a card that isn't its own":     {[]int{0, 1}, []string{"10", "20"}, false},
-	} {
-		if got := evenlyOf(test.cards, test.ids); got != test.want {
-			t.Errorf("%s: got %t", name, got)
-		}
 	}
 }

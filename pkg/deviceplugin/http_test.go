@@ -2,11 +2,9 @@ package deviceplugin
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -44,23 +42,6 @@ func TestHTTP(t *testing.T) {
 	p.SetCards(gpu.GiB, newCards(16), nil, nil, "")
 	k.awaitDevices(16, 16)
 	await.True(t, "ready", func() bool { return get("/readyz") == 200 })
-}
-
-// TestIdleConnections checks that connections without a request don't keep the kubelet's probes from an
-// answer.
-func TestIdleConnections(t *testing.T) {
-	p, _ := newFixture(t).start(nil)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	go func() { _ = serve(t.Context(), listener, p.handler(), "health") }()
-	for range 2 * maxConnections {
-		conn, err := net.Dial("tcp", listener.Addr().String())
-		check.Must(t, err)
-		defer conn.Close()
-	}
-	response, err := (&http.Client{Timeout: 30 * time.Second}).Get("http://" + listener.Addr().String() + "/livez")
-	check.Must(t, err)
-	response.Body.Close()
 }
 
 func TestBadAddress(t *testing.T) {

@@ -3,7 +3,6 @@ package deviceplugin
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	events "k8s.io/client-go/tools/record"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/test/await"
@@ -102,33 +100,6 @@ func TestNoPodResources(t *testing.T) {
 	for len(b.events.Events) > 0 {
 		if event := <-b.events.Events; strings.Contains(event, "GPUKubeletNotAsked") {
 			t.Errorf("a second Event: %s", event)
-		}
-	}
-}
-
-// TestCheckPodResources: a socket that is there, or that the kubelet may not have made yet, isn't reported.
-func TestCheckPodResources(t *testing.T) {
-	dir := t.TempDir()
-	there, missing := filepath.Join(dir, "there"), filepath.Join(dir, "missing")
-	check.Must(t, os.WriteFile(there, nil, 0o600))
-	for name, test := range map[string]struct {
-		socket string
-		ago    []time.Duration
-		want   int
-	}{
-		"the socket is there":       {there, []time.Duration{2 * time.Minute}, 0},
-		"it is missing":             {missing, []time.Duration{2 * time.Minute, 3 * time.Minute}, 1},
-		"it can be missing yet":     {missing, []time.Duration{time.Second}, 0},
-		"it is missing after that":  {missing, []time.Duration{time.Second, 2 * time.Minute}, 1},
-		"no kubelet is to be asked": {"", []time.Duration{2 * time.Minute}, 0},
-	} {
-		recorder := events.NewFakeRecorder(10)
-		r := &registrar{absence: time.Minute, podResources: test.socket, events: recorder, node: nodeReference(testNode)}
-		for _, ago := range test.ago {
-			r.checkPodResources(time.Now().Add(-ago))
-		}
-		if got := len(recorder.Events); got != test.want {
-			t.Errorf("%s: reported %d times, want %d", name, got, test.want)
 		}
 	}
 }

@@ -1,23 +1,18 @@
 package deviceplugin
 
 import (
-	"errors"
 	"maps"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
-	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpushare/gpushare/pkg/allocation"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
@@ -164,30 +159,4 @@ func TestErrorEnvAfterSelection(t *testing.T) {
 	}
 	got := p.allocator.snapshots.record.Pod("uid-a")["main"]
 	check.Equal(t, "record", allocation.Allocation{Devices: got.Devices, At: got.At, Confirmed: got.Confirmed}, got)
-}
-
-func TestErrorEnvWithoutPod(t *testing.T) {
-	b := newFixture(t)
-	b.errorEnv, b.blind = true, true
-	var down atomic.Bool
-	b.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return down.Load(), nil, errors.New("the API server is away")
-	})
-	k, p := b.up(16)
-	down.Store(true)
-	pod := newPod("unseen", main(4), assumed(0, 1))
-	b.create(p, pod)
-	if env := k.mustAdmit(pod)["main"]; cardOf(env) != "-1" || env["NVIDIA_VISIBLE_DEVICES"] != "no-gpu-has-4GiB-to-run" {
-		t.Errorf("got %v", env)
-	}
-	b.awaitEvent("GPUCardRefused no pod known here waits for 4 units of GPU memory")
-	b.watcher.Add(pod)
-	await.True(t, "the checkpoint to name the pod", func() bool {
-		p.checkpoint.Sync(t.Context())
-		s, ok := p.allocator.snapshots.record.Pod("uid-unseen")["main"]
-		return ok && !s.HasCard() && !s.Unknown
-	})
-	if got := counted(t, p, allocation.RefusedUnavailable); got != 1 {
-		t.Errorf("counted %v rejections", got)
-	}
 }

@@ -7,10 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/framework"
 )
@@ -42,7 +40,6 @@ func TestPods(t *testing.T) {
 			s.pod(2).Sidecar("sidecar", 1).InitContainer("init", 4).Sidecar("another", 1).InitContainer("last", 2),
 		)
 	})
-	c.run(t, "an ephemeral container gets no card", (*scenario).testEphemeralContainer)
 	c.run(t, "pods that ignore SIGTERM keep their card through their grace period", func(s *scenario) {
 		s.createAndWait(repeat(4, func() *framework.PodWrapper { return ignoreSIGTERM(s.pod(15), 3) })...)
 		s.delete(s.names()...)
@@ -102,30 +99,6 @@ func (s *scenario) churn(pods int, limit int64) {
 		}
 		s.waitConsistent()
 	}
-}
-
-// testEphemeralContainer adds a container to a pod that runs, as kubectl debug does.
-func (s *scenario) testEphemeralContainer() {
-	made := s.pod(2)
-	s.createAndWait(made)
-	stillRunning := s.expectRunning()
-	spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "debugger"}}}
-	recordEnv(&spec)
-	pod := s.Get(made.Name)
-	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
-		EphemeralContainerCommon: corev1.EphemeralContainerCommon(spec.Containers[0]), TargetContainerName: framework.MainContainer,
-	}}
-	_, err := s.Pods().UpdateEphemeralContainers(s.Context(), pod.Name, pod, metav1.UpdateOptions{})
-	check.Must(s, err)
-	s.Eventually("the ephemeral container runs without a card", func(context.Context) error {
-		o, err := s.node.find(pod.UID, "debugger")
-		if _, has := o.Env[protocol.AnnotationIndex]; has || o.Env[protocol.EnvVisibleDevices] != "" {
-			s.Errorf("its environment is %v", o.Env)
-		}
-		return err
-	})
-	s.waitConsistent()
-	stillRunning()
 }
 
 // testStaticPod: a static pod gets no memory of a card, and the pods on the node are unaffected.

@@ -18,33 +18,16 @@ import (
 	"github.com/gpushare/gpushare/test/framework"
 )
 
-// tasks returns the first process of each running container, by the container's ID.
-func (n *node) tasks(ctx context.Context) (map[string]int, error) {
-	command, err := n.machine.command(n.cluster.Binary("kube/ctr"), "--namespace=k8s.io", "tasks", "ls")
-	if err != nil {
-		return nil, err
-	}
-	out, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
-	if err != nil {
-		return nil, fmt.Errorf("listing the containers: %w", err)
-	}
-	pids := map[string]int{}
-	for line := range strings.Lines(string(out)) {
-		if fields := strings.Fields(line); len(fields) == 3 && fields[2] == "RUNNING" {
-			if pids[fields[0]], err = strconv.Atoi(fields[1]); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return pids, nil
-}
-
 // checkUsage gives each GPU container's process memory of its card, as containerd knows these processes, and compares what
 // `kubectl inspect gpushare --usage` shows: through the API server's and the kubelet's port-forward, from the plugin's pod.
 func (s *installation) checkUsage(t *testing.T) {
 	t.Helper()
-	pids, err := s.node.tasks(t.Context())
+	running, err := s.node.running()
 	check.Must(t, err)
+	pids := map[string]int{}
+	for _, o := range running {
+		pids[o.ID] = o.Pid
+	}
 	pods, err := s.Client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 	check.Must(t, err)
 	var processes []fakenvml.Process
