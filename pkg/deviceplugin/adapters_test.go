@@ -92,8 +92,8 @@ func TestAdaptersWithCards(t *testing.T) {
 		group.Go(func() {
 			for i := range 20000 {
 				set(fmt.Sprintf("mlx5_%d", i%2))
-				if cards, adapters := s.WithAdapters(); cards[0].RDMAPorts != adapters[0].Name+":1" {
-					t.Errorf("ports %s with the adapter %s", cards[0].RDMAPorts, adapters[0].Name)
+				if got := s.Get(); got.Cards[0].RDMAPorts != got.Adapters[0].Name+":1" {
+					t.Errorf("ports %s with the adapter %s", got.Cards[0].RDMAPorts, got.Adapters[0].Name)
 					return
 				}
 			}

@@ -52,7 +52,7 @@ func (a *allocator) Allocate(ctx context.Context, ids []string) (response *plugi
 		preferred, a.preferredDevices = a.preferred, allocation.DeviceSet{}
 	}
 	decision := a.readAndDecide(ctx, request, preferred)
-	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Unit())
+	decision, limitation := a.isolator.Isolate(decision, a.responses.cards.Get().Unit)
 	a.metrics.count(decision, ids)
 	a.remember(decision, devices, limitation)
 	a.responses.report(ctx, decision, request)
@@ -173,14 +173,14 @@ func (s *snapshots) Cached() allocation.Snapshot { return s.Of(s.pods.Cached()) 
 
 // Of returns a snapshot with these pods.
 func (s *snapshots) Of(pods []allocation.Pod) allocation.Snapshot {
-	cards, adapters := s.cards.WithAdapters()
+	cards := s.cards.Get()
 	present := map[gpu.PodUID]bool{}
 	for i := range pods {
 		present[pods[i].UID] = true
 	}
 	maps.DeleteFunc(s.rejected, func(uid gpu.PodUID, _ bool) bool { return !present[uid] })
 	return allocation.Snapshot{
-		Cards: cards, Adapters: adapters, Pods: pods, Given: s.record.Snapshot(), Rejected: s.rejected, KubeletAge: time.Since(s.registered),
+		Cards: cards.Cards, Adapters: cards.Adapters, Pods: pods, Given: s.record.Snapshot(), Rejected: s.rejected, KubeletAge: time.Since(s.registered),
 	}
 }
 

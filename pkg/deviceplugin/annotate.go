@@ -122,7 +122,7 @@ func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) ma
 	if overuse, measured := a.overuse.Annotation(pod.UID); measured {
 		addChange(added, protocol.AnnotationOveruse, pod.Overuse, overuse)
 	}
-	if lost, known := lostCards(a.record.Pod(pod.UID), a.cards.All()); known {
+	if lost, known := lostCards(a.record.Pod(pod.UID), a.cards.Get().All); known {
 		addChange(added, protocol.AnnotationLostCards, pod.LostCards, lost)
 	}
 	maps.Copy(added, annotations)

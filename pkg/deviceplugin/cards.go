@@ -14,41 +14,67 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// cardState holds the latest known state of the node's cards. mu guards it; what its methods return is a copy.
+// cardView is what is known of the node's cards at one time. What its fields point to doesn't change.
+type cardView struct {
+	// Unit is the unit in which the cards' memory is counted.
+	Unit gpu.Unit
+	// All are all cards of the node as the driver reports them, and Cards those that the node reports (report), healthy or not.
+	All, Cards  []gpu.Card
+	driverIndex map[int]int
+	// Adapters are the node's RDMA adapters.
+	Adapters []gpu.Adapter
+	// Mode is the isolation mode in force.
+	Mode isolation.Mode
+	// Driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
+	Driver string
+	// Problem is why the cards can't be reported to the kubelet at all.
+	Problem error
+	// Changed is closed at the next change.
+	Changed <-chan struct{}
+}
+
+// Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
+func (v cardView) Missing() string {
+	if v.Problem != nil {
+		return v.Problem.Error()
+	}
+	return v.Driver
+}
+
+// Position returns the driver's current index of a card.
+func (v cardView) Position(card int) int {
+	if position, ok := v.driverIndex[card]; ok {
+		return position
+	}
+	return card
+}
+
+// cardState holds the latest known state of the node's cards. mu guards it.
 type cardState struct {
 	// bootID is the kernel's ID of the machine's boot, for the inventory. It doesn't change.
 	bootID string
 	// simulated is true if the cards don't exist. It doesn't change.
 	simulated bool
 
-	mu sync.Mutex
-	// unit is the unit in which the cards' memory is counted.
-	unit gpu.Unit
-	// all are all cards of the node as the driver reports them, and cards those that the node reports (report).
-	all, cards  []gpu.Card
-	driverIndex map[int]int
-	// adapters are the node's RDMA adapters.
-	adapters []gpu.Adapter
+	mu   sync.Mutex
+	view cardView
 	// excluded selects the cards that the configuration excludes. held is the memory that pods hold on each card; it is nil if it is
 	// not known.
 	excluded nodeconfig.Cards
 	held     map[int]gpu.Memory
-	// mode is the isolation mode in force, and isolated what it means for each card, by index.
-	mode     isolation.Mode
+	// isolated is what the isolation mode means for each card, by index.
 	isolated map[int]cardIsolation
 	// sent are the cards of the last message to the kubelet; nil before the first.
-	sent []gpu.Card
-	// driver is why no card can be used; empty otherwise. The known cards are still reported to the kubelet, as unhealthy ones.
-	driver string
-	// problem is why the cards can't be reported to the kubelet at all.
-	problem error
+	sent    []gpu.Card
 	changed chan struct{}
 }
 
 var errNoCardsYet = errors.New("the node's cards aren't known yet")
 
 func newCardState() *cardState {
-	return &cardState{problem: errNoCardsYet, mode: isolation.None, changed: make(chan struct{})}
+	s := &cardState{view: cardView{Problem: errNoCardsYet, Mode: isolation.None}, changed: make(chan struct{})}
+	s.view.Changed = s.changed
+	return s
 }
 
 // Set replaces the list of cards, whose memory is counted in the unit. If they can't be read, for example while the driver
@@ -57,24 +83,16 @@ func newCardState() *cardState {
 func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter, driverIndex map[int]int, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	v := &s.view
 	cards = slices.Clone(cards)
 	if len(cards) == 0 && problem != "" {
-		unit, cards = s.unit, slices.Clone(s.all)
+		unit, cards = v.Unit, slices.Clone(v.All)
 		for i := range cards {
 			cards[i].Unhealthy = problem
 		}
 	}
-	s.unit, s.all, s.adapters = unit, cards, adapters
-	s.driverIndex = maps.Clone(driverIndex)
-	s.driver = problem
+	v.Unit, v.All, v.Adapters, v.driverIndex, v.Driver = unit, cards, adapters, maps.Clone(driverIndex), problem
 	s.update()
-}
-
-// WithAdapters returns the cards and the node's RDMA adapters, as one call of Set gave them. The caller must not change the adapters.
-func (s *cardState) WithAdapters() (cards []gpu.Card, adapters []gpu.Adapter) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.cards), s.adapters
 }
 
 // Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
@@ -82,11 +100,11 @@ func (s *cardState) WithAdapters() (cards []gpu.Card, adapters []gpu.Adapter) {
 func (s *cardState) Isolate(mode isolation.Mode, cards map[int]cardIsolation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mode == mode && maps.Equal(s.isolated, cards) {
+	if s.view.Mode == mode && maps.Equal(s.isolated, cards) {
 		return
 	}
-	s.mode, s.isolated = mode, cards
-	if !errors.Is(s.problem, errNoCardsYet) {
+	s.view.Mode, s.isolated = mode, cards
+	if !errors.Is(s.view.Problem, errNoCardsYet) {
 		s.update()
 	}
 }
@@ -99,7 +117,7 @@ func (s *cardState) Exclude(excluded nodeconfig.Cards) {
 		return
 	}
 	s.excluded, s.held = excluded, nil
-	if s.all != nil {
+	if s.view.All != nil {
 		s.update()
 	}
 }
@@ -110,7 +128,7 @@ func (s *cardState) SetHeld(held map[int]gpu.Memory) {
 	defer s.mu.Unlock()
 	known := s.held != nil
 	s.held = held
-	if s.all != nil && (!known || !slices.Equal(s.cards, s.report())) {
+	if s.view.All != nil && (!known || !slices.Equal(s.view.Cards, s.report())) {
 		s.update()
 	}
 }
@@ -119,7 +137,7 @@ func (s *cardState) SetHeld(held map[int]gpu.Memory) {
 func (s *cardState) Shared() (uuids []string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, card := range s.all {
+	for _, card := range s.view.All {
 		excluded := s.excluded.Has(card)
 		if excluded && s.held == nil {
 			return nil, false
@@ -128,14 +146,14 @@ func (s *cardState) Shared() (uuids []string, ok bool) {
 			uuids = append(uuids, card.UUID)
 		}
 	}
-	return uuids, s.all != nil
+	return uuids, s.view.All != nil
 }
 
 // Excludes reports whether any card of the node is excluded, reported or not.
 func (s *cardState) Excludes() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.all, s.excluded.Has)
+	return slices.ContainsFunc(s.view.All, s.excluded.Has)
 }
 
 // reasonExcluded is why no new pod is placed on an excluded card.
@@ -172,12 +190,12 @@ func isExcluded(c gpu.Card) bool {
 
 // report returns the cards that the node reports: those that are not excluded, in the isolation mode in force. The caller holds mu.
 func (s *cardState) report() []gpu.Card {
-	cards := withoutExcluded(s.all, s.excluded, s.held)
+	cards := withoutExcluded(s.view.All, s.excluded, s.held)
 	for i := range cards {
 		card := &cards[i]
 		card.Unhealthy = cmp.Or(card.Unhealthy, s.isolated[card.Index].notReady)
 		card.MaxContainers = s.isolated[card.Index].maxContainers
-		if s.mode.Rules().Limits {
+		if s.view.Mode.Rules().Limits {
 			*card = card.Unreserved()
 		}
 	}
@@ -186,77 +204,30 @@ func (s *cardState) report() []gpu.Card {
 
 // update computes what the node reports, and closes changed. The caller holds mu.
 func (s *cardState) update() {
-	cards, problem := s.report(), s.driver
-	s.cards, s.problem = cards, nil
+	v, cards := &s.view, s.report()
+	v.Cards, v.Problem = cards, nil
 	switch size := messageSize(cards); {
-	case len(cards) == 0 && problem != "":
-		s.problem = errors.New(problem)
+	case len(cards) == 0 && v.Driver != "":
+		v.Problem = errors.New(v.Driver)
 	case len(cards) == 0:
-		s.problem = errors.New("the node has no GPU card")
+		v.Problem = errors.New("the node has no GPU card")
 	case !slices.ContainsFunc(cards, func(c gpu.Card) bool { return c.Memory > 0 }):
-		s.problem = fmt.Errorf("no GPU card has memory that can be shared: card %d: %s", cards[0].Index, cmp.Or(cards[0].Unhealthy, "it has none"))
+		v.Problem = fmt.Errorf("no GPU card has memory that can be shared: card %d: %s", cards[0].Index, cmp.Or(cards[0].Unhealthy, "it has none"))
 	case size > maxMessage:
-		s.problem = fmt.Errorf("the cards can't be reported in units of %s: the list of devices would come to %d bytes, "+
+		v.Problem = fmt.Errorf("the cards can't be reported in units of %s: the list of devices would come to %d bytes, "+
 			"and the kubelet takes %d; the smallest unit that fits is %s (--memory-unit)",
-			s.unit, size, maxMessage, smallestUnit(protocol.Inventory{Unit: s.unit, Cards: cards}))
+			v.Unit, size, maxMessage, smallestUnit(protocol.Inventory{Unit: v.Unit, Cards: cards}))
 	}
 	close(s.changed)
 	s.changed = make(chan struct{})
+	v.Changed = s.changed
 }
 
-// Get returns the cards and a channel that is closed at the next change. problem is why the cards can't be reported to the
-// kubelet; Get returns the cards in this case too.
-func (s *cardState) Get() (cards []gpu.Card, changed <-chan struct{}, problem error) {
+// Get returns what is known of the cards now.
+func (s *cardState) Get() cardView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.cards), s.changed, s.problem
-}
-
-// Reported returns the cards that the node reports, healthy or not.
-func (s *cardState) Reported() []gpu.Card {
-	cards, _, _ := s.Get()
-	return cards
-}
-
-// All returns all cards of the node as the driver reports them, also those that the configuration excludes.
-func (s *cardState) All() []gpu.Card {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.all)
-}
-
-// Mode returns the isolation mode in force.
-func (s *cardState) Mode() isolation.Mode {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mode
-}
-
-// Missing returns why no card can be used, whether the cards are reported to the kubelet or not; empty if a card can be used.
-func (s *cardState) Missing() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.problem != nil {
-		return s.problem.Error()
-	}
-	return s.driver
-}
-
-// Unit returns the unit in which the cards' memory is counted.
-func (s *cardState) Unit() gpu.Unit {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.unit
-}
-
-// Position returns the driver's current index of a card.
-func (s *cardState) Position(card int) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if position, ok := s.driverIndex[card]; ok {
-		return position
-	}
-	return card
+	return s.view
 }
 
 // SetSent sets the cards of the last message to the kubelet.
@@ -275,7 +246,7 @@ func (s *cardState) Inventory() protocol.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inventory := protocol.Inventory{
-		Unit: s.unit, Cards: slices.Clone(s.cards), BootID: s.bootID, Simulated: s.simulated, Adapters: s.adapters,
+		Unit: s.view.Unit, Cards: slices.Clone(s.view.Cards), BootID: s.bootID, Simulated: s.simulated, Adapters: s.view.Adapters,
 		Features: []string{protocol.FeatureCards, protocol.FeatureCores, protocol.FeatureLimits, protocol.FeatureRDMA},
 	}
 	for i := range inventory.Cards {
@@ -284,8 +255,8 @@ func (s *cardState) Inventory() protocol.Inventory {
 			card.Unhealthy = cmp.Or(card.Unhealthy, reasonNotSent)
 		}
 	}
-	if s.mode.Rules().Limits {
-		inventory.Isolation = string(s.mode)
+	if s.view.Mode.Rules().Limits {
+		inventory.Isolation = string(s.view.Mode)
 	}
 	return inventory
 }

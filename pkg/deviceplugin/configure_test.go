@@ -67,13 +67,13 @@ func TestExcludeAnother(t *testing.T) {
 	}
 	for _, step := range steps {
 		step.do()
-		cards, _, problem := s.Get()
+		now := s.Get()
 		got := []int{}
-		for _, c := range cards {
+		for _, c := range now.Cards {
 			got = append(got, c.Index)
 		}
-		if diff := cmp.Diff(step.want, got); diff != "" || problem != nil {
-			t.Errorf("%s: %v (-want +got)\n%s", step.what, problem, diff)
+		if diff := cmp.Diff(step.want, got); diff != "" || now.Problem != nil {
+			t.Errorf("%s: %v (-want +got)\n%s", step.what, now.Problem, diff)
 		}
 	}
 }

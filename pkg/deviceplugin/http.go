@@ -38,8 +38,8 @@ func (p *Plugin) handler() http.Handler {
 	})
 	scrape := promhttp.HandlerFor(p.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 	var metrics http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.metrics.setCards(p.cards.Reported())
-		p.metrics.setIsolation(p.cards.Mode())
+		p.metrics.setCards(p.cards.Get().Cards)
+		p.metrics.setIsolation(p.cards.Get().Mode)
 		scrape.ServeHTTP(w, r)
 	})
 	if p.options.AuthorizeMetrics != nil {
@@ -52,7 +52,7 @@ func (p *Plugin) handler() http.Handler {
 // missing returns the reasons why the plugin is not ready; none if it is.
 func (p *Plugin) missing() []string {
 	var out []string
-	if problem := p.cards.Missing(); problem != "" {
+	if problem := p.cards.Get().Missing(); problem != "" {
 		out = append(out, problem)
 	}
 	if !p.pods.informer.HasSynced() || !p.node.informer.HasSynced() {

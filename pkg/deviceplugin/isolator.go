@@ -121,7 +121,7 @@ func (i *isolator) refresh() {
 		}
 	}
 	states := map[int]cardIsolation{}
-	for _, card := range i.cards.All() {
+	for _, card := range i.cards.Get().All {
 		state := cardIsolation{maxContainers: i.backends.Of(i.mode).MaxContainers(i.card(card))}
 		if err := i.ready(card); err != nil {
 			state.notReady = err.Error()
@@ -150,7 +150,7 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 		a = answer{unlimitable: errNotAsked, unreadable: errNotAsked}
 	}
 	return isolation.Card{
-		UUID: card.UUID, Device: i.visible.name(card, i.cards.Position(card.Index)), Unlimitable: a.unlimitable,
+		UUID: card.UUID, Device: i.visible.name(card, i.cards.Get().Position(card.Index)), Unlimitable: a.unlimitable,
 		Compute:    isolation.Compute{Major: a.compute.Major, Minor: a.compute.Minor, Mode: a.compute.Mode.String()},
 		Unreadable: a.unreadable,
 	}
@@ -160,7 +160,7 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 func (i *isolator) CheckInForce(mode string, index int) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for _, card := range i.cards.All() {
+	for _, card := range i.cards.Get().All {
 		if card.Index == index {
 			return i.backends.Of(isolation.Mode(mode)).CheckInForce(i.card(card))
 		}

@@ -241,7 +241,7 @@ func TestIsolationNotReady(t *testing.T) {
 				healthy = 0
 			}
 			k.awaitDevices(healthy, all)
-			got := p.cards.Reported()
+			got := p.cards.Get().Cards
 			if !strings.HasPrefix(got[0].Unhealthy, test.want) || (got[0].Unhealthy == "") != (test.want == "") || got[1].Unhealthy != "Xid 79" {
 				t.Errorf("the cards are unhealthy: %q, %q; want %q", got[0].Unhealthy, got[1].Unhealthy, test.want)
 			}
@@ -285,7 +285,7 @@ func TestIsolationChanges(t *testing.T) {
 			if test.change != nil {
 				test.change(p.isolator, o)
 			}
-			if got := p.cards.Reported()[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
+			if got := p.cards.Get().Cards[0].Unhealthy; !strings.HasPrefix(got, test.unhealthy) || (got == "") != (test.unhealthy == "") {
 				t.Errorf("the card is unhealthy: %q", got)
 			}
 			// The decision's card has the memory that it has without limits: the decision is older than the mode.
@@ -385,7 +385,7 @@ func TestCDIWithoutTheName(t *testing.T) {
 	p.cards.Set(gpu.GiB, newCards(16), nil, nil, "")
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(limiter{})
-	if card := p.cards.Reported()[0]; card.Healthy() {
+	if card := p.cards.Get().Cards[0]; card.Healthy() {
 		t.Errorf("card %s is offered, although no specification has it", card.UUID)
 	}
 }

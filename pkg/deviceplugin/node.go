@@ -114,7 +114,7 @@ func (k *nodeKeeper) node() (*corev1.Node, error) {
 func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
-		_, changed, _ := k.cards.Get()
+		changed := k.cards.Get().Changed
 		delay, err := nodeRecheck, k.keep(ctx)
 		if err != nil && ctx.Err() == nil {
 			delay = backoff.Step()
@@ -145,7 +145,7 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	}
 	k.isolator.SetNode(node)
 	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
-	if _, _, problem := k.cards.Get(); problem != nil {
+	if k.cards.Get().Problem != nil {
 		return nil // No inventory is written for cards that aren't offered.
 	}
 	inventory, former := k.cards.Inventory(), k.Inventory()

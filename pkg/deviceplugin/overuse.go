@@ -47,8 +47,8 @@ func (w *overuseWatch) Annotation(uid gpu.PodUID) (value string, measured bool) 
 
 // known returns what is known about the node's pods and cards. promised is Update's argument.
 func (w *overuseWatch) known(now time.Time, promised map[int]gpu.Memory) usage.Known {
-	known, unit := usage.Known{Pods: map[gpu.PodUID]usage.KnownPod{}, Cards: map[int]usage.KnownCard{}}, w.cards.Unit()
-	for _, card := range w.cards.All() {
+	known, unit := usage.Known{Pods: map[gpu.PodUID]usage.KnownPod{}, Cards: map[int]usage.KnownCard{}}, w.cards.Get().Unit
+	for _, card := range w.cards.Get().All {
 		known.Cards[card.Index] = usage.KnownCard{Memory: unit.Bytes(card.Memory), Promised: unit.Bytes(promised[card.Index])}
 	}
 	for _, pod := range w.pods.Cached() {
@@ -65,7 +65,7 @@ func (w *overuseWatch) known(now time.Time, promised map[int]gpu.Memory) usage.K
 // memoryGiven returns what the pod's containers were given of each card, in bytes. Init containers that have ended have a record too, so it is at most the
 // pod's share of the card. The share counts if it isn't known what each container was given.
 func (w *overuseWatch) memoryGiven(pod *allocation.Pod) map[int]uint64 {
-	held, unit, record := map[int]uint64{}, w.cards.Unit(), w.record.Pod(pod.UID)
+	held, unit, record := map[int]uint64{}, w.cards.Get().Unit, w.record.Pod(pod.UID)
 	share := unit.Bytes(pod.Demand().Memory)
 	for _, given := range record {
 		for _, part := range given.Cards {
@@ -129,7 +129,7 @@ func (w *overuseWatch) reportUnlimited() {
 	for _, pod := range w.pods.Cached() {
 		given := w.record.Pod(pod.UID)
 		i := slices.IndexFunc(pod.Containers, func(c allocation.Container) bool {
-			return c.Running && !c.Init && c.Limit > w.cards.Unit().Bytes(c.Request) && given[c.Name].Allowed == 0
+			return c.Running && !c.Init && c.Limit > w.cards.Get().Unit.Bytes(c.Request) && given[c.Name].Allowed == 0
 		})
 		if i < 0 {
 			continue

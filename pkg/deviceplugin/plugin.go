@@ -167,7 +167,7 @@ func (p *Plugin) addConfigurator() error {
 func (p *Plugin) addMeter(record *allocation.Record) {
 	o := &p.options
 	p.meter = usage.NewMeter(usage.Options{
-		Node: o.NodeName, Interval: o.UsageInterval, Cards: p.cards.Reported, Cgroups: o.Isolation.CgroupRoot,
+		Node: o.NodeName, Interval: o.UsageInterval, Cards: func() []gpu.Card { return p.cards.Get().Cards }, Cgroups: o.Isolation.CgroupRoot,
 		Containers: containerSource{p.pods, record, p.cards}.Containers,
 		Servers:    p.isolator.backends.ServerPIDs,
 	})
@@ -305,7 +305,7 @@ func (p *Plugin) keepLimits(ctx context.Context) error {
 // shareCards tells the isolation mode in force which cards the node shares, until ctx ends.
 func (p *Plugin) shareCards(ctx context.Context) error {
 	for {
-		_, changed, _ := p.cards.Get()
+		changed := p.cards.Get().Changed
 		if shared, ok := p.cards.Shared(); ok {
 			if err := p.isolator.SetShared(shared); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not write which cards the node shares, trying again", "delay", nodeRecheck)

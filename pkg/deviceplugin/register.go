@@ -65,12 +65,12 @@ func (r *registrar) Run(ctx context.Context) error {
 	backoff := newRegistrationBackoff()
 	seen, warned := time.Now(), false // When the plugin was registered last, or had nothing to register; and whether it has warned since.
 	for ctx.Err() == nil {
-		_, changed, problem := r.cards.Get()
-		if problem != nil {
-			logger.Error(problem, "Could not offer GPU memory to the kubelet")
+		view := r.cards.Get()
+		if view.Problem != nil {
+			logger.Error(view.Problem, "Could not offer GPU memory to the kubelet")
 			select {
 			case <-ctx.Done():
-			case <-changed:
+			case <-view.Changed:
 			}
 			seen, warned = time.Now(), false
 			continue
@@ -136,7 +136,7 @@ func (r *registrar) session(ctx context.Context) (registered bool, err error) {
 	r.service.metrics.registrations.Inc()
 	logger := klog.FromContext(ctx)
 	logger.Info("Registered with the kubelet", "resource", protocol.ResourceMemory, "socket", serving.socket)
-	if n := countDevices(r.cards.Reported()); n >= manyDevices {
+	if n := countDevices(r.cards.Get().Cards); n >= manyDevices {
 		logger.Info("Warning: from Kubernetes 1.36 on, the kubelet can hang for minutes now, because it has many devices and the feature gates "+
 			"ResourceHealthStatus and ResourceHealthStatusMessage: switch both off, or use a larger unit (docs/units.md)", "devices", int64(n))
 	}
@@ -209,12 +209,12 @@ func (r *registrar) watch(ctx context.Context, own *serving) error {
 	registered := time.Now()
 	for {
 		r.checkPodResources(registered)
-		_, changed, problem := r.cards.Get()
+		view := r.cards.Get()
 		// A stream can begin and end between two steps of the loop. Read before Listening, or one that begins now would count as ended.
 		listened := r.service.streams.Load() > own.former
 		switch {
-		case problem != nil:
-			return problem
+		case view.Problem != nil:
+			return view.Problem
 		case r.fresh():
 			return errRestarted
 		case r.service.Listening(): // The connection outlives the sockets.
@@ -229,7 +229,7 @@ func (r *registrar) watch(ctx context.Context, own *serving) error {
 			return nil
 		case <-own.ended:
 			return fmt.Errorf("serving: %w", own.err)
-		case <-changed:
+		case <-view.Changed:
 		case <-ticker.C:
 		}
 	}

@@ -57,8 +57,8 @@ type reporter struct {
 func (r *reporter) Run(ctx context.Context) error {
 	var before condition
 	for {
-		cards, changed, problem := r.cards.Get()
-		now := conditionOf(cards, problem)
+		view := r.cards.Get()
+		now := conditionOf(view.Cards, view.Problem)
 		for _, n := range now.since(before) {
 			r.events.Event(r.node, n.kind, n.reason, n.text)
 		}
@@ -66,7 +66,7 @@ func (r *reporter) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
+		case <-view.Changed:
 		}
 	}
 }
@@ -79,7 +79,7 @@ type condition struct {
 }
 
 func conditionOf(cards []gpu.Card, problem error) condition {
-	c := condition{cards: slices.DeleteFunc(cards, isExcluded)} // The configurator reports the others.
+	c := condition{cards: slices.DeleteFunc(slices.Clone(cards), isExcluded)} // The configurator reports the others.
 	if problem != nil && !errors.Is(problem, errNoCardsYet) {
 		c.problem = problem.Error()
 	}

@@ -91,7 +91,7 @@ func (r *responses) withCards(d allocation.Decision, l limitation) *pluginapi.Co
 	cards, container := d.Cards, d.Container
 	names := make([]string, len(cards))
 	for i, card := range cards {
-		names[i] = r.visibleBy.name(card, r.cards.Position(card.Index))
+		names[i] = r.visibleBy.name(card, r.cards.Get().Position(card.Index))
 	}
 	response := &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Cards: cards, VisibleAs: names,
@@ -131,12 +131,12 @@ const (
 // response, so the index identifies such containers after a restart.
 func (r *responses) withoutCard(pod, container gpu.Memory) *pluginapi.ContainerAllocateResponse {
 	var total gpu.Memory
-	if cards, _, _ := r.cards.Get(); len(cards) > 0 {
+	if cards := r.cards.Get().Cards; len(cards) > 0 {
 		total = cards[0].Memory
 	}
 	return &pluginapi.ContainerAllocateResponse{Envs: protocol.ContainerEnv{
 		Cards:      []gpu.Card{{Index: allocation.NoCard, Memory: total}},
-		VisibleAs:  []string{fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Unit())},
+		VisibleAs:  []string{fmt.Sprintf("no-gpu-has-%s%s-to-run", container, r.cards.Get().Unit)},
 		PodRequest: pod, ContainerRequest: container,
 	}.Variables()}
 }

@@ -108,25 +108,25 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 	defer s.listening.Add(-1)
 	ctx, readmitted := klog.NewContext(stream.Context(), s.logger), time.After(s.readmission.time)
 	for keeps := true; ; {
-		cards, changed, problem := s.cards.Get()
-		if problem != nil {
-			return status.Error(codes.FailedPrecondition, problem.Error())
+		view := s.cards.Get()
+		if view.Problem != nil {
+			return status.Error(codes.FailedPrecondition, view.Problem.Error())
 		}
-		message := &pluginapi.ListAndWatchResponse{Devices: devices(cards)}
+		message := &pluginapi.ListAndWatchResponse{Devices: devices(view.Cards)}
 		if keeps {
 			message.Devices = s.readmission.Keep(ctx, message.Devices)
 		}
 		if err := stream.Send(message); err != nil {
 			return err
 		}
-		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(cards))
-		s.onSent(cards)
+		s.logger.V(2).Info("Reported the cards to the kubelet", "cards", len(view.Cards))
+		s.onSent(view.Cards)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.stop:
 			return nil
-		case <-changed:
+		case <-view.Changed:
 		case <-readmitted:
 			keeps = false
 		}

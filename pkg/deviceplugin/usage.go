@@ -22,7 +22,7 @@ type containerSource struct {
 
 // Containers returns the running containers, also those that ask for no GPU memory.
 func (s containerSource) Containers() []usage.Container {
-	given, unit := s.record.Snapshot(), s.cards.Unit()
+	given, unit := s.record.Snapshot(), s.cards.Get().Unit
 	var out []usage.Container
 	for _, object := range s.pods.informer.GetStore().List() {
 		info, ok := object.(*podInfo)
@@ -52,7 +52,7 @@ func (s containerSource) Containers() []usage.Container {
 // (KnownCards); before, a measurement would show that no pod uses memory, and the reports of an earlier plugin would be withdrawn.
 func (p *Plugin) Measure(driver Driver) {
 	p.isolator.Ask(driver)
-	if len(p.cards.Reported()) == 0 {
+	if len(p.cards.Get().Cards) == 0 {
 		return
 	}
 	p.meter.Measure(driver)
