@@ -200,7 +200,7 @@ func TestNodeConfiguration(t *testing.T) {
 	configs["display"] = "excludedCard: []"
 	mountConfigs(t, dir, configs)
 	b.inForce(p, "display", true)
-	if problem := *p.configurator.problem.Load(); !strings.Contains(problem, `unknown field "excludedCard"`) {
+	if problem := *p.configurator.problem.Load(); !strings.Contains(problem, dir+"/display: excludedCard: unknown key") {
 		t.Errorf("the problem is %s", problem)
 	}
 	configs["display"] = "excludedCards: [{uuid: GPU-0}]"

@@ -1,6 +1,9 @@
 package nodeconfig
 
 import (
+	"bufio"
+	"bytes"
+	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/intstr"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -48,13 +53,85 @@ type cardMemoryJSON struct {
 	ByUUID map[string]string `json:"byUUID"`
 }
 
-// Decode reads a file's content. Unknown and repeated keys are errors. If the keys are right, the error names every wrong value.
+// examples has a correct value of each key, which follows each error about it.
+var examples = map[string]string{
+	"apiVersion":    "apiVersion: " + APIVersion,
+	"kind":          "kind: " + Kind,
+	"memoryUnit":    "memoryUnit: 256MiB",
+	"excludedCards": "excludedCards: [{index: 0}, {uuid: GPU-8dcd427f-1a2b}, {model: NVIDIA T1000}]",
+	"cardMemory":    "cardMemory: {all: 96Gi, byUUID: {GPU-8dcd427f-1a2b: 48Gi}}",
+	"isolation":     "isolation: driver",
+	"healthChecks":  "healthChecks: {disabledXids: [48, 63], enabledXids: [31], quietPeriod: 5m}",
+}
+
+// keyError is an error in the value of a key, such as healthChecks.quietPeriod.
+type keyError struct {
+	key string
+	err error
+}
+
+func (e keyError) Error() string {
+	top, _, _ := strings.Cut(e.key, ".")
+	top, _, _ = strings.Cut(top, "[")
+	if example, ok := examples[top]; ok {
+		return fmt.Sprintf("%s: %v; for example %s", e.key, e.err, example)
+	}
+	return fmt.Sprintf("%s: %v; the keys are apiVersion, kind, memoryUnit, excludedCards, cardMemory, isolation and healthChecks", e.key, e.err)
+}
+
+func (e keyError) Unwrap() error { return e.err }
+
+// Decode reads a file's content. Unknown and repeated keys are errors, and keys are case-sensitive. The error names every
+// wrong key, with an example of a correct value.
 func Decode(data []byte) (Configuration, error) {
-	var file fileJSON
-	if err := yaml.UnmarshalStrict(data, &file); err != nil {
+	file, err := decode(data)
+	if err != nil {
 		return Configuration{}, err
 	}
 	return file.parse()
+}
+
+func decode(data []byte) (file fileJSON, err error) {
+	if hasSeveral(data) {
+		return file, errors.New("it must have one YAML document")
+	}
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return file, err
+	}
+	strict, err := json.UnmarshalStrict(text, &file)
+	if err != nil {
+		// The standard library's error has the key. It ignores the case of keys, so it can't replace the strict decoder.
+		wrong := (*stdjson.UnmarshalTypeError)(nil)
+		if errors.As(stdjson.Unmarshal(text, &fileJSON{}), &wrong) {
+			err = fmt.Errorf("it must have keys and values, got only a JSON %s", wrong.Value)
+			if wrong.Field != "" {
+				err = keyError{wrong.Field, fmt.Errorf("a value can't be a JSON %s here", wrong.Value)}
+			}
+		}
+		return file, err
+	}
+	for i, e := range strict {
+		if unknown := json.FieldError(nil); errors.As(e, &unknown) {
+			strict[i] = keyError{unknown.FieldPath(), errors.New("unknown key")}
+		}
+	}
+	return file, errors.Join(strict...)
+}
+
+// hasSeveral reports whether the data has several YAML documents. A YAML decoder would ignore all but the first.
+func hasSeveral(data []byte) bool {
+	documents := 0
+	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
+		document, err := reader.Read()
+		if err != nil { // The end: a read from memory has no other error.
+			return documents > 1
+		}
+		var content any
+		if err := yaml.Unmarshal(document, &content); err != nil || content != nil {
+			documents++
+		}
+	}
 }
 
 // parse checks and converts the values. It returns all errors.
@@ -62,7 +139,7 @@ func (f fileJSON) parse() (c Configuration, _ error) {
 	var errs []error
 	check := func(key string, err error) {
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			errs = append(errs, keyError{key, err})
 		}
 	}
 	check("apiVersion", mustBe(f.APIVersion, APIVersion))

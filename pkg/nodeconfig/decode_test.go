@@ -79,38 +79,69 @@ healthChecks:
 }
 
 func TestDecodeErrors(t *testing.T) {
+	const (
+		unit   = "; for example memoryUnit: 256MiB"
+		cards  = "; for example excludedCards: [{index: 0}, {uuid: GPU-8dcd427f-1a2b}, {model: NVIDIA T1000}]"
+		sizes  = "; for example cardMemory: {all: 96Gi, byUUID: {GPU-8dcd427f-1a2b: 48Gi}}"
+		health = "; for example healthChecks: {disabledXids: [48, 63], enabledXids: [31], quietPeriod: 5m}"
+		keys   = "; the keys are apiVersion, kind, memoryUnit, excludedCards, cardMemory, isolation and healthChecks"
+	)
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing":                {"", "apiVersion: must be gpushare.aliyun.com/v1, got \"\"\nkind: must be NodeConfiguration, got \"\""},
-		"only words":             {"memoryUnit", "json: cannot unmarshal string"},
-		"no YAML":                {"memoryUnit: [", "did not find expected node content"},
-		"another version":        {"apiVersion: gpushare.aliyun.com/v2\nkind: NodeConfiguration", `apiVersion: must be gpushare.aliyun.com/v1, got "gpushare.aliyun.com/v2"`},
-		"an unknown key":         {header + "memoryUnits: MiB", `unknown field "memoryUnits"`},
-		"an unknown item":        {header + "excludedCards: [{name: a}]", `unknown field "name"`},
-		"a key twice":            {header + "memoryUnit: MiB\nmemoryUnit: GiB", `key "memoryUnit" already set in map`},
-		"a wrong isolation mode": {header + "isolation: vgpu", `isolation: isolation mode "vgpu": want none, driver or mps`},
-		"a wrong unit":           {header + "memoryUnit: GB", `memoryUnit: memory unit "GB": want GiB, MiB, or a number of them such as 256MiB`},
-		"a number as unit":       {header + "memoryUnit: 256", `memoryUnit: memory unit "256"`},
-		"no selector":            {header + "excludedCards: [{}]", "excludedCards[0]: must have exactly one of index, uuid and model, got 0 of them"},
-		"size zero":              {header + "cardMemory: {byUUID: {GPU-a: 0Gi}}", "cardMemory: GPU-a: a size must be positive"},
-		"no Xid":                 {header + "healthChecks: {disabledXids: [48, x]}", `healthChecks.disabledXids: "x" is neither the number of a Xid nor all`},
-		"Xid 0":                  {header + "healthChecks: {enabledXids: [0]}", "healthChecks.enabledXids: a Xid is a number above 0, got 0"},
-		"no unit of time":        {header + "healthChecks: {quietPeriod: \"5\"}", `healthChecks.quietPeriod: time: missing unit in duration "5"`},
-		"no time":                {header + "healthChecks: {quietPeriod: 0s}", "healthChecks.quietPeriod: must be positive, got 0s"},
-		"several mistakes":       {header + "memoryUnit: x\nexcludedCards: [{}]", `memoryUnit: memory unit "x": want GiB, MiB, or a number of them such as 256MiB` + "\nexcludedCards[0]: must"},
+		"nothing": {"", `apiVersion: must be gpushare.aliyun.com/v1, got ""; for example apiVersion: gpushare.aliyun.com/v1` + "\n" +
+			`kind: must be NodeConfiguration, got ""; for example kind: NodeConfiguration`},
+		"only words":             {"memoryUnit", "it must have keys and values, got only a JSON string"},
+		"a list":                 {"- memoryUnit", "it must have keys and values, got only a JSON array"},
+		"no YAML":                {"memoryUnit: [", "yaml: line 1: did not find expected node content"},
+		"another version":        {"apiVersion: gpushare.aliyun.com/v2\nkind: NodeConfiguration", `apiVersion: must be gpushare.aliyun.com/v1, got "gpushare.aliyun.com/v2"; for example apiVersion: gpushare.aliyun.com/v1`},
+		"several":                {header + "---\nmemoryUnit: MiB", "it must have one YAML document"},
+		"an unknown key":         {header + "memoryUnits: MiB", "memoryUnits: unknown key" + keys},
+		"another case":           {header + "memoryunit: MiB", "memoryunit: unknown key" + keys},
+		"an unknown inner":       {header + "healthChecks: {xids: [48]}", "healthChecks.xids: unknown key" + health},
+		"an unknown item":        {header + "excludedCards: [{name: a}]", "excludedCards[0].name: unknown key" + cards},
+		"a key twice":            {header + "memoryUnit: MiB\nmemoryUnit: GiB", "yaml: unmarshal errors:\n  line 4: key \"memoryUnit\" already set in map"},
+		"a wrong isolation mode": {header + "isolation: vgpu", `isolation: isolation mode "vgpu": want none, driver or mps; for example isolation: driver`},
+		"a wrong unit":           {header + "memoryUnit: GB", `memoryUnit: memory unit "GB": want GiB, MiB, or a number of them such as 256MiB` + unit},
+		"a number as unit":       {header + "memoryUnit: 256", "memoryUnit: a value can't be a JSON number here" + unit},
+		"no selector":            {header + "excludedCards: [{}]", "excludedCards[0]: must have exactly one of index, uuid and model, got 0 of them" + cards},
+		"two selectors":          {header + "excludedCards: [{index: 0}, {index: 1, model: T4}]", "excludedCards[1]: must have exactly one of index, uuid and model, got 2 of them" + cards},
+		"a negative index":       {header + "excludedCards: [{index: -1}]", "excludedCards[0]: an index is at least 0, got -1" + cards},
+		"an index as text":       {header + "excludedCards: [{index: one}]", "excludedCards.index: a value can't be a JSON string here" + cards},
+		"bare indices":           {header + "excludedCards: [0, 1]", "excludedCards: a value can't be a JSON number here" + cards},
+		"no size":                {header + "cardMemory: {all: much}", `cardMemory: size "much": want one such as 96Gi`},
+		"a size for all":         {header + "cardMemory: 96Gi", "cardMemory: a value can't be a JSON string here" + sizes},
+		"size zero":              {header + "cardMemory: {byUUID: {GPU-a: 0Gi}}", "cardMemory: GPU-a: a size must be positive" + sizes},
+		"no Xid":                 {header + "healthChecks: {disabledXids: [48, x]}", `healthChecks.disabledXids: "x" is neither the number of a Xid nor all` + health},
+		"Xid 0":                  {header + "healthChecks: {enabledXids: [0]}", "healthChecks.enabledXids: a Xid is a number above 0, got 0" + health},
+		"a list as text":         {header + "healthChecks: {enabledXids: \"48,63\"}", "healthChecks.enabledXids: a value can't be a JSON string here" + health},
+		"no unit of time":        {header + "healthChecks: {quietPeriod: \"5\"}", `healthChecks.quietPeriod: time: missing unit in duration "5"` + health},
+		"no time":                {header + "healthChecks: {quietPeriod: 0s}", "healthChecks.quietPeriod: must be positive, got 0s" + health},
+		"several mistakes":       {header + "memoryUnit: x\nexcludedCards: [{}]", `memoryUnit: memory unit "x": want GiB, MiB, or a number of them such as 256MiB` + unit + "\nexcludedCards[0]: must"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Decode([]byte(test.text))
-			if err == nil || !strings.Contains(err.Error(), test.want) {
+			if err == nil || !strings.HasPrefix(err.Error(), test.want) {
 				t.Errorf("got  %v\nwant %s", err, test.want)
 			}
 		})
 	}
 }
 
+// TestExamplesDecode: the examples in errors are correct.
+func TestExamplesDecode(t *testing.T) {
+	var text []string
+	for _, example := range examples {
+		text = append(text, example)
+	}
+	if c, err := Decode([]byte(strings.Join(text, "\n"))); err != nil || c.Unit == nil || len(c.Excluded) != 3 || c.QuietPeriod == nil {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
 // FuzzDecode: whatever is decoded without an error is within its bounds, and decoding it again gives the same.
 func FuzzDecode(f *testing.F) {
-	f.Add(header + "memoryUnit: 256MiB\nexcludedCards: [{index: 0}, {uuid: GPU-8dcd427f-1a2b}, {model: NVIDIA T1000}]\nisolation: driver")
-	f.Add(header + "cardMemory: {all: 96Gi, byUUID: {GPU-a: 48Gi}}\nhealthChecks: {disabledXids: [48, 63], enabledXids: [31], quietPeriod: 5m}")
+	for _, example := range examples {
+		f.Add(header + example)
+	}
 	f.Add(header + "---\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := Decode([]byte(text))

@@ -6,7 +6,7 @@
 //
 // To add a key:
 //
-//  1. Add it to fileJSON and to Configuration. Parse and check it in parse.
+//  1. Add it to fileJSON, with an example in examples, and to Configuration. Parse and check it in parse.
 //  2. Give it its precedence in Configuration.Over and its default in Configuration.Settings.
 //  3. If a change isn't safe while pods run, decide in Settings.After what happens.
 //  4. Add it to values.schema.json of the chart, and to docs/node.md.

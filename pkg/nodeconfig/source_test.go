@@ -37,7 +37,7 @@ func TestSourceRead(t *testing.T) {
 		"the kubelet's entries":    {path: dir, label: "..data", err: "has no such configuration"},
 		"a label that is a path":   {path: dir, label: "../" + filepath.Base(dir) + "/big", err: "has no such configuration"},
 		"a file that isn't there":  {path: filepath.Join(dir, "none"), err: "open " + dir + "/none: no such file"},
-		"a mistake names the file": {path: dir, label: "broken", err: dir + "/broken: error unmarshaling JSON: while decoding JSON: json: unknown field"},
+		"a mistake names the file": {path: dir, label: "broken", err: dir + "/broken: unit: unknown key; the keys are"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Source{Path: test.path, Default: test.byDefault}.Read(test.label)
