@@ -56,8 +56,11 @@ func newAnnotationQueue() annotationQueue {
 // Watch registers the event handlers for pods.
 func (a *annotator) Watch() error {
 	_, err := a.pods.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    a.enqueue,
-		UpdateFunc: func(_, object any) { a.enqueue(object) },
+		AddFunc: a.enqueue,
+		UpdateFunc: func(before, object any) {
+			a.reportUnresolved(before, object)
+			a.enqueue(object)
+		},
 		DeleteFunc: func(object any) {
 			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 				object = last.Obj
@@ -71,6 +74,17 @@ func (a *annotator) Watch() error {
 		return fmt.Errorf("watching the pods: %w", err)
 	}
 	return nil
+}
+
+// reportUnresolved sends an Event when a container begins to wait for a CDI device that the runtime doesn't find: the kubelet's message names
+// no remedy.
+func (a *annotator) reportUnresolved(before, object any) {
+	was, known := before.(*podInfo)
+	info, ok := object.(*podInfo)
+	if ok && info.unresolved != "" && (!known || was.unresolved == "") {
+		a.events.Eventf(podReference(&info.pod), corev1.EventTypeWarning, eventNoDevice, "%s: the container runtime adds cards by CDI and has no such "+
+			"device: compare nvidia-ctk cdi list, on the node, with the device plugin's --visible-devices", info.unresolved)
+	}
 }
 
 func (a *annotator) enqueue(object any) {

@@ -156,6 +156,16 @@ func (s *cardState) Excludes() bool {
 	return slices.ContainsFunc(s.view.All, s.excluded.Has)
 }
 
+// ExcludedInVain returns what the configuration names to exclude cards, and no card of the node has; nil as long as the cards aren't known.
+func (s *cardState) ExcludedInVain() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.view.All == nil {
+		return nil
+	}
+	return s.excluded.Unmatched(s.view.All)
+}
+
 // reasonExcluded is why no new pod is placed on an excluded card.
 const reasonExcluded = "excluded by the node's configuration, and still used by pods"
 

@@ -44,6 +44,8 @@ type configurator struct {
 
 	// selected is the configuration of which inForce are the settings. Only Apply uses it, and it runs once at a time.
 	selected nodeconfig.Selected
+	// vain are the entries of excludedCards that match no card, as text. Only Apply uses it too.
+	vain string
 	// problem is why the selected configuration isn't in force, or not completely; nil if it is.
 	problem atomic.Pointer[string]
 }
@@ -109,8 +111,7 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 		current = &first
 	}
 	next, waits := selected.Settings.After(*current, c.hasPods())
-	changed := before == nil || !next.Equal(*before)
-	if changed {
+	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
 		c.isolator.Configure(next.Isolation)
 		c.inForce.Store(&next)
@@ -118,12 +119,24 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 			close(c.decided)
 		}
 	}
-	c.reportChange(ctx, selected, changed, before == nil && c.problem.Load() == nil)
+	c.reportChange(ctx, selected, next.Changes(*current), before == nil && c.problem.Load() == nil)
 	problem := notice{reason: eventConfigWaits, text: waits}
 	if ignored := c.source.Ignored(node.Labels[protocol.LabelConfig]); waits == "" && ignored != "" {
 		problem = notice{reason: eventConfigRejected, text: ignored}
 	}
 	c.reportProblem(ctx, problem)
+	c.reportVain(ctx)
+}
+
+// reportVain reports entries of excludedCards that have come to match no card, such as a misspelt model.
+func (c *configurator) reportVain(ctx context.Context) {
+	before := c.vain
+	c.vain = strings.Join(c.cards.ExcludedInVain(), ", ")
+	if c.vain == "" || c.vain == before {
+		return
+	}
+	klog.FromContext(ctx).Info("Entries of excludedCards match no card", "entries", c.vain)
+	c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, "these entries of excludedCards match no card: "+c.vain)
 }
 
 // hasPods reports whether live pods on the node ask for GPU memory.
@@ -161,19 +174,23 @@ func (c *configurator) reportProblem(ctx context.Context, n notice) {
 	c.events.Event(c.object, corev1.EventTypeWarning, n.reason, n.text)
 }
 
-// reportChange reports the configuration in force if it has changed. changed is true if other values have come into force. At the start, which first
-// marks, the log is enough.
-func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Selected, changed, first bool) {
+// reportChange reports the configuration in force if it has changed. changes are the keys that took effect. At the start, which
+// first marks, the log is enough.
+func (c *configurator) reportChange(ctx context.Context, selected nodeconfig.Selected, changes []string, first bool) {
 	before := c.selected
-	if !first && selected.Name == before.Name && selected.Hash == before.Hash && !changed {
+	if !first && selected.Name == before.Name && selected.Hash == before.Hash && len(changes) == 0 {
 		return
 	}
 	c.selected = selected
 	c.metrics.setConfig(selected.Name, selected.Hash)
 	s := c.inForce.Load()
-	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash,
+	klog.FromContext(ctx).Info("Configuration in force", "config", selected.Name, "hash", selected.Hash, "changed", changes,
 		"unit", s.Unit.String(), "excludedCards", s.Excluded, "isolation", s.Isolation, "healthQuietPeriod", s.QuietPeriod)
-	if !first && (changed || selected.Name != before.Name) {
-		c.events.Eventf(c.object, corev1.EventTypeNormal, eventConfigChanged, "configuration %s is in force", selected.Name)
+	if !first && (len(changes) > 0 || selected.Name != before.Name) {
+		text := fmt.Sprintf("configuration %s is in force", selected.Name)
+		if len(changes) > 0 {
+			text += "; changed: " + strings.Join(changes, ", ")
+		}
+		c.events.Event(c.object, corev1.EventTypeNormal, eventConfigChanged, text)
 	}
 }

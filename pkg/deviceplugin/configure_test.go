@@ -145,6 +145,22 @@ func (b *fixture) inventory() (unit gpu.Unit, cards map[int]string) {
 	return inventory.Unit, cards
 }
 
+// TestExcludedInVain: an Event says which excluded cards the node doesn't have, at the plugin's start and after a change of the configuration.
+func TestExcludedInVain(t *testing.T) {
+	b := newFixture(t)
+	dir := t.TempDir()
+	mountConfigs(t, dir, map[string]string{"default": "excludedCards: [{index: 7}]", "display": "excludedCards: [{index: 1}, {model: NVIDIA T100O}, {uuid: GPU-x}]"})
+	b.config = nodeconfig.Source{Path: dir, Default: "default"}
+	k := startKubelet(t, b.dir)
+	p, _ := b.start(nil)
+	b.monitorCards(p, 16, 16)
+	k.awaitDevices(32, 32)
+	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: index 7")
+	b.label("display")
+	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
+	b.awaitEvent("GPUConfigChanged these entries of excludedCards match no card: NVIDIA T100O, GPU-x")
+}
+
 // TestNodeConfiguration changes a node's label and the files, while pods run there.
 func TestNodeConfiguration(t *testing.T) {
 	b := newFixture(t)
@@ -172,7 +188,7 @@ func TestNodeConfiguration(t *testing.T) {
 	k.mustAdmit(onIt)
 	b.label("display")
 	k.awaitDevices(16, 32)
-	b.awaitEvent("GPUConfigChanged configuration display is in force")
+	b.awaitEvent("GPUConfigChanged configuration display is in force; changed: excludedCards")
 	b.inForce(p, "display", false)
 	await.True(t, "the inventory with the excluded card", func() bool {
 		_, cards := b.inventory()

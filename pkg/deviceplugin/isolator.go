@@ -54,6 +54,8 @@ type isolator struct {
 	mu sync.Mutex
 	// known is true once the Node object was read. Before that no mode is in force.
 	known bool
+	// runtime is the node's container runtime.
+	runtime string
 	// label is the node's label, which takes precedence; nil if it has none. configured is the mode of a node without it.
 	label      *string
 	configured isolation.Mode
@@ -64,11 +66,11 @@ type isolator struct {
 	answers map[string]answer
 }
 
-// SetNode reads the node's label.
+// SetNode reads the node's label and container runtime.
 func (i *isolator) SetNode(node *corev1.Node) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.known, i.label = true, nil
+	i.known, i.label, i.runtime = true, nil, node.Status.NodeInfo.ContainerRuntimeVersion
 	if label, labelled := node.Labels[protocol.LabelIsolation]; labelled {
 		i.label = &label
 	}
@@ -150,7 +152,7 @@ func (i *isolator) card(card gpu.Card) isolation.Card {
 		a = answer{unlimitable: errNotAsked, unreadable: errNotAsked}
 	}
 	return isolation.Card{
-		UUID: card.UUID, Device: i.visible.name(card, i.cards.Get().Position(card.Index)), Unlimitable: a.unlimitable,
+		UUID: card.UUID, Device: i.visible.name(card, i.cards.Get().Position(card.Index)), Unlimitable: a.unlimitable, Runtime: i.runtime,
 		Compute:    isolation.Compute{Major: a.compute.Major, Minor: a.compute.Minor, Mode: a.compute.Mode.String()},
 		Unreadable: a.unreadable,
 	}

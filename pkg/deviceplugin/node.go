@@ -43,8 +43,10 @@ type nodeKeeper struct {
 	disableIsolation atomic.Bool
 	isolator         *isolator
 	slices           cache.SharedIndexInformer
-	// writes limits the writes: two plugins with different configurations see each other's writes at once, and would write without end.
-	writes *rate.Limiter
+	// writes limits the writes, and contested how often it is reported that there are too many: two plugins with different configurations see each
+	// other's writes at once, and would write without end.
+	writes    *rate.Limiter
+	contested rate.Sometimes
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
@@ -60,7 +62,7 @@ func newNodeKeeper(
 	k := &nodeKeeper{
 		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
 		wake: background.NewSignal(), written: make(chan struct{}),
-		writes: rate.NewLimiter(rate.Every(time.Second), 10),
+		writes: rate.NewLimiter(rate.Every(time.Second), 10), contested: rate.Sometimes{Interval: time.Hour},
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { k.wake.Raise() },
@@ -158,7 +160,7 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	}
 	amounts := amounts(inventory.Cards)
 	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
-		if err := k.writes.Wait(ctx); err != nil {
+		if err := k.awaitWrite(ctx); err != nil {
 			return err
 		}
 		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
@@ -169,6 +171,19 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 		close(k.written)
 	}
 	return nil
+}
+
+// awaitWrite waits until the Node may be written.
+func (k *nodeKeeper) awaitWrite(ctx context.Context) error {
+	if k.writes.Tokens() < 1 {
+		k.contested.Do(func() {
+			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)
+			k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventContested,
+				"another program changes the inventory or the amounts of this node again and again. Probably a second gpushare device plugin runs "+
+					"here, with another configuration: look for it with kubectl get pods -A --field-selector spec.nodeName=%s", k.name)
+		})
+	}
+	return k.writes.Wait(ctx)
 }
 
 // keepHealthy lists cards as healthy of which the kubelet doesn't have the devices yet, if they were in the former inventory: a

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,7 +28,14 @@ type podInfo struct {
 	pod allocation.Pod
 	// instances are the IDs of the running containers, by container name; nil if none runs.
 	instances map[string]string
+	// unresolved is the kubelet's message about a container that doesn't start because the runtime doesn't find its CDI device; empty if
+	// there is none.
+	unresolved string
 }
+
+// unresolvable is part of the error of a container runtime that finds no CDI device of a name (tags.cncf.io/container-device-interface
+// pkg/cdi/cache.go, InjectDevices). NVIDIA's runtime in CDI mode uses the same package.
+const unresolvable = "unresolvable CDI devices"
 
 func transformPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
@@ -37,6 +45,9 @@ func transformPod(object any) (any, error) {
 	info := &podInfo{pod: readPod(pod)}
 	info.Name, info.Namespace, info.UID, info.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if waiting := status.State.Waiting; waiting != nil && info.pod.Request > 0 && strings.Contains(waiting.Message, unresolvable) {
+			info.unresolved = "container " + status.Name + ": " + waiting.Message
+		}
 		if status.State.Running == nil {
 			continue
 		}

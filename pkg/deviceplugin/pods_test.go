@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,6 +15,34 @@ import (
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
+
+// A container runtime doesn't find the CDI device of a card. The kubelet tries the container again and again, with the same message.
+func TestUnresolvedDevice(t *testing.T) {
+	b := newFixture(t)
+	k, p := b.up(16)
+	pod := newPod("a", main(2), assumed(0, 1))
+	b.create(p, pod)
+	k.mustAdmit(pod)
+	for range 2 {
+		waiting := b.pod("a")
+		waiting.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
+			Reason: "CreateContainerError", Message: "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-0",
+		}}}}
+		if _, err := b.client.CoreV1().Pods("default").UpdateStatus(t.Context(), waiting, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.awaitEvent("GPUDeviceNotFound container main: CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-0: the container runtime")
+	next := newPod("next", main(2), assumed(0, 2))
+	b.create(p, next)
+	k.mustAdmit(next)
+	b.awaitAssigned("next", 0)
+	for len(b.events.Events) > 0 {
+		if event := <-b.events.Events; strings.Contains(event, "GPUDeviceNotFound") {
+			t.Errorf("a second Event: %s", event)
+		}
+	}
+}
 
 func TestReadPod(t *testing.T) {
 	runs := func(name string) podOption {

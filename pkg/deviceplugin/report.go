@@ -20,6 +20,7 @@ const (
 	eventMoved    = "GPUCardMoved"
 	eventRepaired = "GPUCardRepaired"
 	eventLost     = "GPUCardLost"
+	eventNoDevice = "GPUDeviceNotFound"
 
 	eventNotRecorded = "GPUCardNotRecorded"
 
@@ -33,6 +34,7 @@ const (
 	eventNotOffered  = "GPUCardNotOffered"
 	eventOffered     = "GPUCardOffered"
 	eventSharedTwice = "GPUCardSharedTwice"
+	eventContested   = "GPUNodeContested"
 	eventCannotAsk   = "GPUKubeletNotAsked"
 
 	eventConfigChanged  = "GPUConfigChanged"

@@ -1,10 +1,13 @@
 package isolation
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // Options are the places of a node's files.
@@ -75,10 +78,26 @@ func (d *driver) Ready(card Card) error {
 	if err := d.daemons.left(card); err != nil {
 		return err
 	}
+	if err := takesCDI(card.Runtime); err != nil {
+		return err
+	}
 	if err := d.limits.Check(); err != nil {
 		return err
 	}
 	return d.hasHook(card)
+}
+
+// takesCDI returns why a container runtime takes no CDI devices from a device plugin. containerd 1.7 does only if it is configured, which the Node
+// object doesn't show.
+func takesCDI(runtime string) error {
+	name, release, _ := strings.Cut(runtime, "://")
+	switch has, err := version.ParseGeneric(release); {
+	case name == "containerd" && err == nil && has.LessThan(version.MajorMinor(1, 7)):
+		return fmt.Errorf("containerd %s takes no CDI devices: 1.7 is needed", release)
+	case name == "docker":
+		return errors.New("cri-dockerd takes no CDI devices")
+	}
+	return nil
 }
 
 // hasHook returns why the runtime would not run NVIDIA's hook for the card.

@@ -53,7 +53,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{
 		cgroups: t.TempDir(), etc: t.TempDir(), run: t.TempDir(),
-		card: Card{UUID: "GPU-a", Device: "GPU-a"},
+		card: Card{UUID: "GPU-a", Device: "GPU-a", Runtime: "containerd://2.1.0"},
 	}
 	m.write(t, filepath.Join(m.cgroups, "cgroup.controllers"), "memory")
 	m.write(t, filepath.Join(m.etc, "nvidia.yaml"), toolkitSpec)
@@ -75,6 +75,10 @@ func TestDriverReady(t *testing.T) {
 		"cgroup v1":                     {func(m *machine) { _ = os.Remove(filepath.Join(m.cgroups, "cgroup.controllers")) }, "is not cgroup v2"},
 		"an old driver":                 {func(m *machine) { m.card.Unlimitable = errors.New("R615 is needed") }, "R615 is needed"},
 		"a card that mode mps has left": {func(m *machine) { m.card.Compute.Mode = prohibited }, "its compute mode is PROHIBITED"},
+		"an old containerd":             {func(m *machine) { m.card.Runtime = "containerd://1.6.20" }, "containerd 1.6.20 takes no CDI devices"},
+		"containerd 1.7 can":            {func(m *machine) { m.card.Runtime = "containerd://1.7.27" }, ""},
+		"Docker":                        {func(m *machine) { m.card.Runtime = "docker://28.0.1" }, "cri-dockerd takes no CDI devices"},
+		"a version of no known form":    {func(m *machine) { m.card.Runtime = "containerd://main" }, ""},
 		"no specification":              {func(m *machine) { _ = os.Remove(filepath.Join(m.etc, "nvidia.yaml")) }, "has the device nvidia.com/gpu=GPU-a"},
 		"two specifications of one directory": {func(m *machine) { m.write(t, filepath.Join(m.etc, "toolkit.yaml"), toolkitSpec) },
 			"conflicting device \"nvidia.com/gpu=GPU-a\" (specs \""},

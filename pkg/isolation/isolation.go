@@ -35,6 +35,8 @@ func (m Mode) Rules() protocol.IsolationRules { return protocol.RulesOfIsolation
 type Card struct {
 	// UUID identifies the card. Device is its name in the CDI specifications of NVIDIA's toolkit: its UUID or its index.
 	UUID, Device string
+	// Runtime is the node's container runtime with its version, as the Node object has it.
+	Runtime string
 	// Unlimitable is why the driver can't limit memory of this card; nil if it can.
 	Unlimitable error
 	// Compute is what mode mps needs to know. Unreadable is why it isn't known.

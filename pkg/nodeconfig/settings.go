@@ -1,9 +1,11 @@
 package nodeconfig
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -88,6 +90,26 @@ func (s Settings) After(inForce Settings, pods bool) (next Settings, waits strin
 	return s, waits
 }
 
+// Changes returns the keys whose values differ between two settings, in the order of the format.
+func (s Settings) Changes(before Settings) []string {
+	var keys []string
+	for _, k := range []struct {
+		key  string
+		same bool
+	}{
+		{"memoryUnit", s.Unit == before.Unit},
+		{"excludedCards", slices.Equal(s.Excluded, before.Excluded)},
+		{"cardMemory", reflect.DeepEqual(s.CardMemory, before.CardMemory)},
+		{"isolation", s.Isolation == before.Isolation},
+		{"healthChecks", s.QuietPeriod == before.QuietPeriod && reflect.DeepEqual(s.Xids, before.Xids)},
+	} {
+		if !k.same {
+			keys = append(keys, k.key)
+		}
+	}
+	return keys
+}
+
 // Cards selects cards. Each selector adds those that it matches.
 type Cards []CardSelector
 
@@ -101,6 +123,16 @@ type CardSelector struct {
 // Has reports whether a card is selected.
 func (c Cards) Has(card gpu.Card) bool {
 	return slices.ContainsFunc(c, func(s CardSelector) bool { return s.matches(card) })
+}
+
+// Unmatched returns the values of the selectors that match none of the cards, such as a misspelt model.
+func (c Cards) Unmatched(cards []gpu.Card) (values []string) {
+	for _, s := range c {
+		if !slices.ContainsFunc(cards, s.matches) {
+			values = append(values, cmp.Or(s.UUID, s.Model, "index "+strconv.Itoa(s.Index)))
+		}
+	}
+	return values
 }
 
 func (s CardSelector) matches(card gpu.Card) bool {

@@ -1,6 +1,7 @@
 package nodeconfig
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -58,23 +59,24 @@ func TestAfter(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, after string
 		pods          bool
-		// want is what is in force then.
-		want  string
-		waits string
+		// want is what is in force then, and changes are the keys that took effect.
+		want    string
+		changes string
+		waits   string
 	}{
-		"the isolation mode, pods":    {"", "isolation: driver", true, "isolation: driver", ""},
-		"nothing changes":             {"memoryUnit: MiB", "memoryUnit: MiB", true, "memoryUnit: MiB", ""},
-		"the unit, no pods":           {"memoryUnit: GiB", "memoryUnit: MiB", false, "memoryUnit: MiB", ""},
-		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", true, "memoryUnit: GiB", "the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB"},
-		"the unit is no longer given": {"memoryUnit: MiB", "", true, "memoryUnit: MiB", "the new memoryUnit GiB takes effect once no pod on the node asks for GPU memory, until then it is MiB"},
-		"a card, pods":                {"", "excludedCards: [{index: 1}]", true, "excludedCards: [{index: 1}]", ""},
-		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", true, "", ""},
-		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", true, "cardMemory: {all: 48Gi}", ""},
-		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", true, "healthChecks: {disabledXids: [48]}", ""},
-		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", true, "healthChecks: {quietPeriod: 1m}", ""},
+		"the isolation mode, pods":    {"", "isolation: driver", true, "isolation: driver", "isolation", ""},
+		"nothing changes":             {"memoryUnit: MiB", "memoryUnit: MiB", true, "memoryUnit: MiB", "", ""},
+		"the unit, no pods":           {"memoryUnit: GiB", "memoryUnit: MiB", false, "memoryUnit: MiB", "memoryUnit", ""},
+		"the unit, a pod":             {"memoryUnit: GiB", "memoryUnit: MiB", true, "memoryUnit: GiB", "", "the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB"},
+		"the unit is no longer given": {"memoryUnit: MiB", "", true, "memoryUnit: MiB", "", "the new memoryUnit GiB takes effect once no pod on the node asks for GPU memory, until then it is MiB"},
+		"a card, pods":                {"", "excludedCards: [{index: 1}]", true, "excludedCards: [{index: 1}]", "excludedCards", ""},
+		"a card comes back, pods":     {"excludedCards: [{index: 1}]", "", true, "", "excludedCards", ""},
+		"card memory, pods":           {"cardMemory: {all: 96Gi}", "cardMemory: {all: 48Gi}", true, "cardMemory: {all: 48Gi}", "cardMemory", ""},
+		"Xids, pods":                  {"", "healthChecks: {disabledXids: [48]}", true, "healthChecks: {disabledXids: [48]}", "healthChecks", ""},
+		"the quiet period, pods":      {"", "healthChecks: {quietPeriod: 1m}", true, "healthChecks: {quietPeriod: 1m}", "healthChecks", ""},
 		"all but the unit, a pod": {
 			"memoryUnit: GiB", "memoryUnit: MiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", true,
-			"memoryUnit: GiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}",
+			"memoryUnit: GiB\nexcludedCards: [{model: T4}]\nhealthChecks: {quietPeriod: 1m}", "excludedCards, healthChecks",
 			"the new memoryUnit MiB takes effect once no pod on the node asks for GPU memory, until then it is GiB",
 		},
 	} {
@@ -83,6 +85,9 @@ func TestAfter(t *testing.T) {
 			got, waits := parse(test.after).After(before, test.pods)
 			if diff := cmp.Diff(parse(test.want), got, exported); diff != "" || waits != test.waits {
 				t.Errorf("waits: %s\nin force (-want +got)\n%s", waits, diff)
+			}
+			if changes := strings.Join(got.Changes(before), ", "); changes != test.changes {
+				t.Errorf("changed: %q, want %q", changes, test.changes)
 			}
 		})
 	}
@@ -94,17 +99,19 @@ func TestCardsHas(t *testing.T) {
 	for name, test := range map[string]struct {
 		cards          Cards
 		first, unnamed bool
+		unmatched      []string
 	}{
-		"none":             {nil, false, false},
-		"index 0":          {Cards{{Index: 0}}, true, false},
-		"index 1":          {Cards{{Index: 1}}, false, true},
-		"another index":    {Cards{{Index: 2}}, false, false},
-		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false},
-		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false},
-		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false},
-		"a model's prefix": {Cards{{Model: "NVIDIA"}}, false, false},
-		"any of several":   {Cards{{UUID: "GPU-b"}, {Index: 1}, {UUID: "GPU-a"}}, true, true},
+		"none":             {nil, false, false, nil},
+		"index 0":          {Cards{{Index: 0}}, true, false, nil},
+		"index 1":          {Cards{{Index: 1}}, false, true, nil},
+		"another index":    {Cards{{Index: 2}}, false, false, []string{"index 2"}},
+		"by UUID":          {Cards{{UUID: "GPU-a"}}, true, false, nil},
+		"another UUID":     {Cards{{UUID: "GPU-b"}}, false, false, []string{"GPU-b"}},
+		"by model":         {Cards{{Model: "NVIDIA T1000"}}, true, false, nil},
+		"a model's prefix": {Cards{{Model: "NVIDIA"}}, false, false, []string{"NVIDIA"}},
+		"any of several":   {Cards{{UUID: "GPU-b"}, {Index: 1}, {UUID: "GPU-a"}}, true, true, []string{"GPU-b"}},
 	} {
+		check.Equal(t, name, test.unmatched, test.cards.Unmatched([]gpu.Card{first, unnamed}))
 		if got := [2]bool{test.cards.Has(first), test.cards.Has(unnamed)}; got != [2]bool{test.first, test.unnamed} {
 			t.Errorf("%s: got %v", name, got)
 		}
