@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -39,10 +38,9 @@ type nodeKeeper struct {
 	// written is closed once the inventory is on the Node.
 	written chan struct{}
 	// wholeCards lists, as text, by what else the Node offered its cards at the last check. Only Run uses it.
-	wholeCards       string
-	disableIsolation atomic.Bool
-	isolator         *isolator
-	slices           cache.SharedIndexInformer
+	wholeCards string
+	isolator   *isolator
+	slices     cache.SharedIndexInformer
 	// writes limits the writes, and contested how often it is reported that there are too many: two plugins with different configurations see each
 	// other's writes at once, and would write without end.
 	writes    *rate.Limiter
@@ -78,7 +76,10 @@ func newNodeKeeper(
 }
 
 // DisableIsolation reports whether the node carries the label that switches cGPU's isolation off.
-func (k *nodeKeeper) DisableIsolation() bool { return k.disableIsolation.Load() }
+func (k *nodeKeeper) DisableIsolation() bool {
+	node, err := k.node()
+	return err == nil && node.Labels[protocol.LabelDisableIsolation] == "true"
+}
 
 // Written reports whether the inventory is on the Node.
 func (k *nodeKeeper) Written() bool {
@@ -146,7 +147,6 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 		return err
 	}
 	k.isolator.SetNode(node)
-	k.disableIsolation.Store(node.Labels[protocol.LabelDisableIsolation] == "true")
 	if k.cards.Get().Problem != nil {
 		return nil // No inventory is written for cards that aren't offered.
 	}

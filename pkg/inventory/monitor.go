@@ -118,9 +118,6 @@ func (s State) equal(o State) bool {
 		reflect.DeepEqual(s.Adapters, o.Adapters) && maps.Equal(s.Moved, o.Moved)
 }
 
-// stopGrace is how long Run waits for the driver at a stop: longer than a normal step, too short to be noticed.
-const stopGrace = 2 * slice
-
 // Monitor watches a node's cards and their health.
 type Monitor struct {
 	options Options
@@ -131,9 +128,8 @@ func New(options Options) *Monitor {
 	return &Monitor{options: options}
 }
 
-// Run watches the cards until ctx ends. It then returns within a second, even if the driver hangs. It calls publish with
-// the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and
-// the callee may keep the state, but must not change it. Only one Run may be active in a process at a time.
+// Run watches the cards until ctx ends. It then returns at once, also in the middle of a call into the driver, which the end of the program closes. It calls publish with the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap,
+// and the callee may keep the state, but must not change it.
 //
 // Run returns an error if for Options.Patience only a restart of the program could have helped: the driver was replaced while the old library was
 // loaded, there is no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is published first.
@@ -144,11 +140,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 		if r.numbered {
 			r.configure()
 		}
-		o, closable := r.step(ctx)
-		if !closable {
-			r.logger.Info("NVIDIA driver not closed, because it doesn't answer")
-			return nil
-		}
+		o := r.step(ctx)
 		if o == nil {
 			break // ctx has ended.
 		}
@@ -159,10 +151,6 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 			}
 		}
 		failure = r.apply(o)
-	}
-	closed := beside(func() struct{} { r.reader.close(); return struct{}{} })
-	if _, answered := await(context.WithoutCancel(ctx), closed, stopGrace); !answered {
-		r.logger.Info("NVIDIA driver not closed in time, because it doesn't answer")
 	}
 	return failure
 }
@@ -196,9 +184,8 @@ func (m *Monitor) newRun(logger klog.Logger, publish func(State)) *run {
 	}
 }
 
-// step makes a step of the reader, and returns what it has observed; nil if ctx has ended before. closable is false if the step goes on nevertheless:
-// the driver can be closed only after the step has ended. While the driver doesn't answer, step publishes that.
-func (r *run) step(ctx context.Context) (observed *observation, closable bool) {
+// step makes a step of the reader, and returns what it has observed; nil if ctx has ended before. While the driver doesn't answer, step publishes that.
+func (r *run) step(ctx context.Context) *observation {
 	unreachable := r.roster.unreachable()
 	step := beside(func() observation { return r.reader.step(ctx, unreachable) })
 	o, answered := await(ctx, step, r.reader.options.AnswerTimeout)
@@ -210,11 +197,10 @@ func (r *run) step(ctx context.Context) (observed *observation, closable bool) {
 			r.reader.due = time.Time{} // The step's result may be old: list the cards in the next step.
 		}
 	}
-	if answered {
-		return &o, true
+	if !answered {
+		return nil
 	}
-	_, closable = await(context.WithoutCancel(ctx), step, stopGrace)
-	return nil, closable
+	return &o
 }
 
 // number gives the cards of an earlier run to the roster, so that cards keep their indexes.
