@@ -18,6 +18,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/usage"
 )
 
@@ -115,7 +116,6 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 // configure sets the values that override the configuration file: those of the flags that were set. malformed are the words in the
 // lists of Xids that are neither numbers nor "all".
 func (o *options) configure(set func(flag string) bool) (malformed []string, err error) {
-	flags := &o.plugin.Config.Flags
 	unit, err := gpu.ParseUnit(o.memoryUnit)
 	if err != nil {
 		return nil, fmt.Errorf("--memory-unit: %w", err)
@@ -130,23 +130,19 @@ func (o *options) configure(set func(flag string) bool) (malformed []string, err
 	if err != nil {
 		return nil, fmt.Errorf("--isolation: %w", err)
 	}
-	if set("memory-unit") {
-		flags.Unit = &unit
-	}
-	if set("card-memory") {
-		flags.CardMemory = &memory
-	}
-	if set("dp-disable-healthchecks") {
-		flags.DisabledXids = &disabled
-	}
-	if set("dp-enable-healthchecks") {
-		flags.EnabledXids = &enabled
-	}
-	if set("health-quiet-period") {
-		flags.QuietPeriod = &o.healthQuietPeriod
-	}
-	if set("isolation") {
-		flags.Isolation = &mode
+	o.plugin.Config.Flags = func(s *nodeconfig.Settings) {
+		for flag, apply := range map[string]func(){
+			"memory-unit":             func() { s.Unit = unit },
+			"card-memory":             func() { s.CardMemory = memory },
+			"dp-disable-healthchecks": func() { s.Xids.Disabled = disabled },
+			"dp-enable-healthchecks":  func() { s.Xids.Enabled = enabled },
+			"health-quiet-period":     func() { s.QuietPeriod = o.healthQuietPeriod },
+			"isolation":               func() { s.Isolation = mode },
+		} {
+			if set(flag) {
+				apply()
+			}
+		}
 	}
 	return append(malformed, others...), nil
 }

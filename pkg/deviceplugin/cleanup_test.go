@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/nodeconfig"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
@@ -53,7 +54,7 @@ func TestKnownCards(t *testing.T) {
 	}
 	stop()
 	unit := 4 * gpu.GiB
-	b.config.Flags.Unit = &unit
+	b.config.Flags = func(s *nodeconfig.Settings) { s.Unit = unit }
 	p, _ = b.start(nil)
 	if cards, _ = p.KnownCards(t.Context()); cards[0].Memory != 4 {
 		t.Errorf("16 GiB are %d units of 4 GiB, want 4", cards[0].Memory)

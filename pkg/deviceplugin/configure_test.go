@@ -314,7 +314,7 @@ func TestUnitAfterRestart(t *testing.T) {
 	k.mustAdmit(pod)
 	stop()
 	unit := gpu.MiB
-	b.config.Flags.Unit = &unit
+	b.config.Flags = func(s *nodeconfig.Settings) { s.Unit = unit }
 	p, _ = b.start(nil)
 	if cards, _ := p.KnownCards(t.Context()); p.Settings().Unit != gpu.GiB || cards[0].Memory != 16 {
 		t.Errorf("unit %s, cards %v", p.Settings().Unit, cards)

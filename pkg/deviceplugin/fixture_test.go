@@ -144,7 +144,8 @@ func (b *fixture) start(cards []gpu.Card) (plugin *Plugin, stop func()) {
 		Directory: b.dir, PodResourcesSocket: b.socket, ListenAddress: b.address,
 	}
 	if o := b.isolation; o != nil {
-		options.Config.Flags.Isolation, options.Isolation = &o.mode, isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}, MPS: o.mps}
+		options.Config.Flags = func(s *nodeconfig.Settings) { s.Isolation = o.mode }
+		options.Isolation = isolation.Options{CgroupRoot: o.cgroups, SpecDirs: []string{o.specs}, MPS: o.mps}
 	}
 	p, err := New(options)
 	check.Must(b.t, err)

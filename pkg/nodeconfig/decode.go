@@ -81,12 +81,12 @@ func (e keyError) Error() string {
 
 func (e keyError) Unwrap() error { return e.err }
 
-// Decode reads a file's content. Unknown and repeated keys are errors, and keys are case-sensitive. The error names every
+// Decode reads a file's content. What it doesn't give has its default. Unknown and repeated keys are errors, and keys are case-sensitive. The error names every
 // wrong key, with an example of a correct value.
-func Decode(data []byte) (Configuration, error) {
+func Decode(data []byte) (Settings, error) {
 	file, err := decode(data)
 	if err != nil {
-		return Configuration{}, err
+		return Settings{}, err
 	}
 	return file.parse()
 }
@@ -135,8 +135,8 @@ func hasSeveral(data []byte) bool {
 }
 
 // parse checks and converts the values. It returns all errors.
-func (f fileJSON) parse() (c Configuration, _ error) {
-	var errs []error
+func (f fileJSON) parse() (_ Settings, err error) {
+	s, errs := Defaults(), []error(nil)
 	check := func(key string, err error) {
 		if err != nil {
 			errs = append(errs, keyError{key, err})
@@ -145,42 +145,37 @@ func (f fileJSON) parse() (c Configuration, _ error) {
 	check("apiVersion", mustBe(f.APIVersion, APIVersion))
 	check("kind", mustBe(f.Kind, Kind))
 	if f.MemoryUnit != nil {
-		unit, err := gpu.ParseUnit(*f.MemoryUnit)
+		s.Unit, err = gpu.ParseUnit(*f.MemoryUnit)
 		check("memoryUnit", err)
-		c.Unit = &unit
 	}
-	for i, s := range f.ExcludedCards {
-		selector, err := s.parse()
+	for i, card := range f.ExcludedCards {
+		selector, err := card.parse()
 		check(fmt.Sprintf("excludedCards[%d]", i), err)
-		c.Excluded = append(c.Excluded, selector)
+		s.Excluded = append(s.Excluded, selector)
 	}
 	if f.CardMemory != nil {
-		memory, err := inventory.NewCardMemory(f.CardMemory.All, f.CardMemory.ByUUID)
+		s.CardMemory, err = inventory.NewCardMemory(f.CardMemory.All, f.CardMemory.ByUUID)
 		check("cardMemory", err)
-		c.CardMemory = &memory
 	}
 	if f.Isolation != nil {
-		mode, err := isolation.ParseMode(*f.Isolation)
+		s.Isolation, err = isolation.ParseMode(*f.Isolation)
 		check("isolation", err)
-		c.Isolation = &mode
 	}
-	var err error
-	c.DisabledXids, err = parseXids(f.HealthChecks.DisabledXids)
+	s.Xids.Disabled, err = parseXids(f.HealthChecks.DisabledXids)
 	check("healthChecks.disabledXids", err)
-	c.EnabledXids, err = parseXids(f.HealthChecks.EnabledXids)
+	s.Xids.Enabled, err = parseXids(f.HealthChecks.EnabledXids)
 	check("healthChecks.enabledXids", err)
 	if f.HealthChecks.QuietPeriod != nil {
-		period, err := time.ParseDuration(*f.HealthChecks.QuietPeriod)
-		if err == nil && period <= 0 {
-			err = fmt.Errorf("must be positive, got %v", period)
+		s.QuietPeriod, err = time.ParseDuration(*f.HealthChecks.QuietPeriod)
+		if err == nil && s.QuietPeriod <= 0 {
+			err = fmt.Errorf("must be positive, got %v", s.QuietPeriod)
 		}
 		check("healthChecks.quietPeriod", err)
-		c.QuietPeriod = &period
 	}
 	if len(errs) > 0 {
-		return Configuration{}, errors.Join(errs...)
+		return Settings{}, errors.Join(errs...)
 	}
-	return c, nil
+	return s, nil
 }
 
 func mustBe(got, want string) error {
@@ -208,15 +203,12 @@ func (s selectorJSON) parse() (CardSelector, error) {
 	return CardSelector{Index: *s.Index}, nil
 }
 
-// parseXids returns nil for a list that isn't given. Other than a flag's list, it must have no unknown words.
-func parseXids(list []intstr.IntOrString) (*inventory.XidSet, error) {
-	if list == nil {
-		return nil, nil
-	}
+// parseXids parses a list, which must have no unknown words, unlike a flag's.
+func parseXids(list []intstr.IntOrString) (set inventory.XidSet, err error) {
 	var words []string
 	for _, x := range list {
 		if x.Type == intstr.Int && x.IntVal < 1 {
-			return nil, fmt.Errorf("a Xid is a number above 0, got %d", x.IntVal)
+			return set, fmt.Errorf("a Xid is a number above 0, got %d", x.IntVal)
 		}
 		words = append(words, x.String())
 	}
@@ -225,7 +217,7 @@ func parseXids(list []intstr.IntOrString) (*inventory.XidSet, error) {
 		malformed = append(malformed, "")
 	}
 	if len(malformed) > 0 {
-		return nil, fmt.Errorf("%s is neither the number of a Xid nor all", strconv.Quote(malformed[0]))
+		return set, fmt.Errorf("%s is neither the number of a Xid nor all", strconv.Quote(malformed[0]))
 	}
-	return &set, nil
+	return set, nil
 }

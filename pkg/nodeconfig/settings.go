@@ -6,64 +6,11 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/inventory"
 	"github.com/gpushare/gpushare/pkg/isolation"
 )
-
-// Configuration has the values that one source gives: a file, or the flags and their environment variables. A nil field
-// isn't given there.
-type Configuration struct {
-	Unit                      *gpu.Unit
-	CardMemory                *inventory.CardMemory
-	DisabledXids, EnabledXids *inventory.XidSet
-	QuietPeriod               *time.Duration
-	Excluded                  Cards
-	Isolation                 *isolation.Mode
-}
-
-// Over returns the configuration with the values of c, and those of lower that c doesn't give.
-func (c Configuration) Over(lower Configuration) Configuration {
-	return Configuration{
-		Unit:         first(c.Unit, lower.Unit),
-		CardMemory:   first(c.CardMemory, lower.CardMemory),
-		DisabledXids: first(c.DisabledXids, lower.DisabledXids),
-		EnabledXids:  first(c.EnabledXids, lower.EnabledXids),
-		QuietPeriod:  first(c.QuietPeriod, lower.QuietPeriod),
-		Isolation:    first(c.Isolation, lower.Isolation),
-		Excluded:     lower.Excluded, // There is no flag for it.
-	}
-}
-
-func first[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
-}
-
-// Settings returns the values, with the defaults of those that aren't given.
-func (c Configuration) Settings() Settings {
-	return Settings{
-		Settings: inventory.Settings{
-			Unit:        value(c.Unit, gpu.GiB),
-			CardMemory:  value(c.CardMemory, inventory.CardMemory{}),
-			Xids:        inventory.XidChecks{Disabled: value(c.DisabledXids, inventory.XidSet{}), Enabled: value(c.EnabledXids, inventory.XidSet{})},
-			QuietPeriod: value(c.QuietPeriod, inventory.DefaultQuietPeriod),
-		},
-		Excluded:  c.Excluded,
-		Isolation: value(c.Isolation, isolation.None),
-	}
-}
-
-func value[T any](given *T, byDefault T) T {
-	if given != nil {
-		return *given
-	}
-	return byDefault
-}
 
 // Settings are the values that a plugin works with. They don't change once they are made.
 type Settings struct {
@@ -72,6 +19,11 @@ type Settings struct {
 	Excluded Cards
 	// Isolation is the isolation mode, unless the node's label names another one.
 	Isolation isolation.Mode
+}
+
+// Defaults returns the settings of a node without a file and flags.
+func Defaults() Settings {
+	return Settings{Settings: inventory.Settings{Unit: gpu.GiB, QuietPeriod: inventory.DefaultQuietPeriod}, Isolation: isolation.None}
 }
 
 // Equal reports whether both have the same values.

@@ -3,58 +3,19 @@ package nodeconfig
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/inventory"
-	"github.com/gpushare/gpushare/pkg/isolation"
 	"github.com/gpushare/gpushare/test/check"
 )
-
-// TestPrecedence: each value comes from the flags if they give it, else from the file, else it is the default. The environment sets
-// flags (cmd/internal/program).
-func TestPrecedence(t *testing.T) {
-	flags := Configuration{
-		Unit: new(gpu.MiB), CardMemory: memory(t, "1Gi"), DisabledXids: xids(t, "1"), EnabledXids: xids(t, "2"), QuietPeriod: new(time.Second),
-		Isolation: new(isolation.None),
-	}
-	file := Configuration{
-		Unit: new(2 * gpu.GiB), CardMemory: memory(t, "2Gi"), DisabledXids: xids(t, "3"), EnabledXids: xids(t, "4"), QuietPeriod: new(time.Minute),
-		Excluded: Cards{{Index: 1}}, Isolation: new(isolation.Driver),
-	}
-	settings := func(unit gpu.Unit, memory inventory.CardMemory, disabled, enabled string, quiet time.Duration, excluded Cards, mode isolation.Mode) Settings {
-		return Settings{
-			Settings: inventory.Settings{
-				Unit: unit, CardMemory: memory, QuietPeriod: quiet,
-				Xids: inventory.XidChecks{Disabled: *xids(t, disabled), Enabled: *xids(t, enabled)},
-			},
-			Excluded: excluded, Isolation: mode,
-		}
-	}
-	for name, test := range map[string]struct {
-		flags, file Configuration
-		want        Settings
-	}{
-		"the defaults":   {want: settings(gpu.GiB, inventory.CardMemory{}, "", "", 5*time.Minute, nil, isolation.None)},
-		"only a file":    {file: file, want: settings(2*gpu.GiB, *memory(t, "2Gi"), "3", "4", time.Minute, file.Excluded, isolation.Driver)},
-		"only flags":     {flags: flags, want: settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, nil, isolation.None)},
-		"flags win":      {flags, file, settings(gpu.MiB, *memory(t, "1Gi"), "1", "2", time.Second, file.Excluded, isolation.None)},
-		"value by value": {Configuration{DisabledXids: xids(t, "")}, file, settings(2*gpu.GiB, *memory(t, "2Gi"), "", "4", time.Minute, file.Excluded, isolation.Driver)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			check.Equal(t, "the result", test.want, test.flags.Over(test.file).Settings(), exported)
-		})
-	}
-}
 
 // TestAfter: which values of a changed file take effect while pods run.
 func TestAfter(t *testing.T) {
 	parse := func(text string) Settings {
-		c, err := Decode([]byte(header + text))
+		s, err := Decode([]byte(header + text))
 		check.Must(t, err)
-		return c.Settings()
+		return s
 	}
 	for name, test := range map[string]struct {
 		before, after string

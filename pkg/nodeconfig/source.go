@@ -20,8 +20,8 @@ type Source struct {
 	Path string
 	// Default is the file in the directory for nodes without the label. If it is empty, they have no file.
 	Default string
-	// Flags are the values of flags and environment variables that are set. They override the file.
-	Flags Configuration
+	// Flags sets the values of flags and environment variables that are set. They override the file. It can be nil.
+	Flags func(*Settings)
 }
 
 // Selected is the configuration of a node.
@@ -57,19 +57,22 @@ func (s Source) Read(label string) (Selected, error) {
 			path = filepath.Join(s.Path, name)
 		}
 	}
-	if path == "" {
-		return Selected{Settings: s.Flags.Settings()}, nil
+	selected := Selected{Settings: Defaults()}
+	if path != "" {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return Selected{}, err
+		}
+		if selected.Settings, err = Decode(data); err != nil {
+			return Selected{}, fmt.Errorf("%s: %w", path, err)
+		}
+		sum := sha256.Sum256(data)
+		selected.Name, selected.Hash = filepath.Base(path), hex.EncodeToString(sum[:4])
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return Selected{}, err
+	if s.Flags != nil {
+		s.Flags(&selected.Settings)
 	}
-	file, err := Decode(data)
-	if err != nil {
-		return Selected{}, fmt.Errorf("%s: %w", path, err)
-	}
-	sum := sha256.Sum256(data)
-	return Selected{Name: filepath.Base(path), Hash: hex.EncodeToString(sum[:4]), Settings: s.Flags.Over(file).Settings()}, nil
+	return selected, nil
 }
 
 // Ignored returns why the node's label has no effect; "" if it has none, or selects a file.

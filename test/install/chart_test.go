@@ -856,7 +856,7 @@ func TestConfigurations(t *testing.T) {
 
 	var configs corev1.ConfigMap
 	convert(t, objects["ConfigMap/gpushare-device-plugin"].Object, &configs)
-	got := map[string]nodeconfig.Configuration{}
+	got := map[string]nodeconfig.Settings{}
 	for name, text := range configs.Data {
 		config, err := nodeconfig.Decode([]byte(text))
 		if err != nil {
@@ -867,11 +867,11 @@ func TestConfigurations(t *testing.T) {
 	memory, err := inventory.NewCardMemory("96Gi", nil)
 	must(t, err)
 	xids, _ := inventory.ParseXids("48,all")
-	want := map[string]nodeconfig.Configuration{
-		"standard":     {Unit: new(256 * gpu.MiB)},
-		"workstations": {Unit: new(256 * gpu.MiB), Excluded: nodeconfig.Cards{{Model: "NVIDIA T1000"}}},
-		"unified":      {Unit: new(gpu.MiB), CardMemory: &memory, DisabledXids: &xids},
-	}
+	standard, workstations, unified := nodeconfig.Defaults(), nodeconfig.Defaults(), nodeconfig.Defaults()
+	standard.Unit = 256 * gpu.MiB
+	workstations.Unit, workstations.Excluded = 256*gpu.MiB, nodeconfig.Cards{{Model: "NVIDIA T1000"}}
+	unified.Unit, unified.CardMemory, unified.Xids.Disabled = gpu.MiB, memory, xids
+	want := map[string]nodeconfig.Settings{"standard": standard, "workstations": workstations, "unified": unified}
 	check.Equal(t, "the result", want, got, cmp.AllowUnexported(inventory.CardMemory{}, inventory.XidSet{}))
 
 	if _, without := h.render(t, "")["ConfigMap/gpushare-device-plugin"]; without {
