@@ -21,6 +21,6 @@ func Inventory(o Options, settings nodeconfig.Settings, cards []gpu.Card, adapte
 	p.isolator.Configure(settings.Isolation)
 	p.isolator.SetNode(&corev1.Node{})
 	p.isolator.Ask(driver)
-	p.cards.SetSent(p.cards.Reported())
+	p.cards.SetSent(p.cards.Get().Cards)
 	return p.cards.Inventory()
 }
