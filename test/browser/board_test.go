@@ -123,7 +123,7 @@ func serve(t *testing.T, board *webui.Board, listener net.Listener, handler http
 		check.NoError(t, board.Run(ctx))
 	})
 	running.Go(func() {
-		check.NoError(t, connlimit.Serve(ctx, listener, connlimit.Limits{Total: webui.MaxConnections, PerSource: webui.MaxConnections}, nil, handler))
+		check.NoError(t, connlimit.Serve(ctx, listener, webui.MaxConnections, nil, handler))
 	})
 	stop = func() {
 		cancel()
