@@ -1,7 +1,6 @@
 package diagnosis_test
 
 import (
-	"cmp"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -14,7 +13,7 @@ import (
 func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
-			problem := cmp.Or(diagnosis.RequestProblem(m.Subject()), diagnosis.UnservedRequest(m.Subject()))
+			problem := diagnosis.RequestProblem(m.Subject())
 			got := diagnosis.Diagnosis{Message: problem}
 			if problem == "" {
 				got = m.Diagnose()
