@@ -68,7 +68,7 @@ func TestAdapters(t *testing.T) {
 		"required, all such cards are full": {
 			cards: cards("mlx5_0:1"), pod: asking(gpu.RDMARequired, main(8), assumed(0, 1)), others: []Pod{newPod("b", main(16))},
 			given:    Allocations{"uid-b": {"main": holding(0, 16)}},
-			rejected: "pod default/a: no card for 8 units of GPU memory: too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have",
+			rejected: "pod default/a: no card for 8 units of GPU memory: too few GPU cards have enough free memory and cores, though the node's cards together have",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -137,7 +137,7 @@ func (s *fixture) setNode(name string, several reasons.Reason, cards ...gpu.Memo
 }
 
 // GangFailed implements Observer.
-func (s *fixture) GangFailed(reason reasons.Group) { s.failures[reason.Label]++ }
+func (s *fixture) GangFailed(reason reasons.Group) { s.failures[reasons.GroupFailures[reason]]++ }
 
 // add creates a pod with a name of its own.
 func (s *fixture) add(m Member, edits ...memberEdit) *pod {

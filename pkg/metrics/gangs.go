@@ -29,8 +29,8 @@ func NewGangs(registry prometheus.Registerer) *Gangs {
 				"reasons release it.", "reason"),
 		evicted: newCounter("gang_evictions_total", "Number of pods evicted because other members of their gang could not be bound."),
 	}
-	for _, reason := range reasons.GroupFailures() {
-		g.failed.WithLabelValues(reason.Label)
+	for _, label := range reasons.GroupFailures {
+		g.failed.WithLabelValues(label)
 	}
 	registry.MustRegister(g.held, g.bound, g.failed, g.evicted)
 	return g
@@ -53,7 +53,7 @@ func (g *Gangs) BarrierOpened(wait time.Duration) { g.held.Observe(wait.Seconds(
 func (g *Gangs) GangBound() { g.bound.Inc() }
 
 // GangFailed implements gang.Observer.
-func (g *Gangs) GangFailed(reason reasons.Group) { g.failed.WithLabelValues(reason.Label).Inc() }
+func (g *Gangs) GangFailed(reason reasons.Group) { g.failed.WithLabelValues(reasons.GroupFailures[reason]).Inc() }
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }

@@ -8,7 +8,7 @@
 // them. The last two are made for views, which are the page, kubectl inspect and, by reason, the metrics:
 //
 //	text                       its words                                     used by
-//	why a node was rejected    table and demanding in reason.go, by TextFor  the answer of filter (pkg/extender/answer.go)
+//	why a node was rejected    table in reason.go, by TextFor                the answer of filter (pkg/extender/answer.go)
 //	why a group waits          group.go, by Group.Text                       Filter in pkg/scheduling; diagnosis.GroupWait for views
 //	that fair sharing decides  AwaitsTurn and Turn in turn.go                Filter in pkg/scheduling; Turn.String for views
 //	what the pod waits for     pkg/diagnosis/text.go; which one applies is   Explain in pkg/scheduling, pkg/inspect

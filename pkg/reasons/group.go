@@ -3,7 +3,9 @@ package reasons
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -11,61 +13,60 @@ import (
 
 // Group is why members of a group can't be placed or bound. The zero value is no reason.
 type Group struct {
-	// Label identifies the reason; it is empty for one of another version. The metrics have those that end an attempt to bind a group.
-	Label string
 	// Words are for users, where it is known that they are about a group.
 	Words string
 }
 
 // The reasons with constant words.
 var (
-	GroupUnknown      = Group{"unknown", "the extender doesn't know this pod yet"}
-	GroupStarting     = Group{"starting", "the extender has just started to lead"}
-	GroupDisagrees    = Group{"disagree", invalidGroup + "the members disagree on the group's size"}
-	GroupAwaitsOthers = Group{"awaits_others", "kube-scheduler hasn't tried all other members yet"}
-	GroupAwaitsTurn   = Group{"awaits_turn", "not all members have had their turn by fair sharing"}
-	GroupUnclear      = Group{"unclear", "its members are of several controllers, and none of these has enough for the group"}
-	GroupNoRoom       = Group{"no_room", "there is no room for all members at once"}
-	GroupPaused       = Group{"paused", "the group is retried after a pause"}
-	GroupBehindFailed = Group{"behind_failed", "other pods of the namespace were not bound in time, so its groups are tried one at a time"}
-	GroupOlderFirst   = Group{"older_first", "another group that requests whole cards goes first"}
-	GroupSurplus      = Group{"surplus", "the group has enough members; this one is placed once they are bound"}
-	GroupBinding      = Group{"binding", "the group is being bound"}
+	GroupUnknown      = Group{"the extender doesn't know this pod yet"}
+	GroupStarting     = Group{"the extender has just started to lead"}
+	GroupDisagrees    = Group{invalidGroup + "the members disagree on the group's size"}
+	GroupAwaitsOthers = Group{"kube-scheduler hasn't tried all other members yet"}
+	GroupAwaitsTurn   = Group{"not all members have had their turn by fair sharing"}
+	GroupUnclear      = Group{"its members are of several controllers, and none of these has enough for the group"}
+	GroupNoRoom       = Group{"there is no room for all members at once"}
+	GroupPaused       = Group{"the group is retried after a pause"}
+	GroupBehindFailed = Group{"other pods of the namespace were not bound in time, so its groups are tried one at a time"}
+	GroupOlderFirst   = Group{"another group that requests whole cards goes first"}
+	GroupSurplus      = Group{"the group has enough members; this one is placed once they are bound"}
+	GroupBinding      = Group{"the group is being bound"}
 	// GroupOutsideSample ends when the member is nominated to the node.
-	GroupOutsideSample = Group{"outside_sample", "memory is reserved on a node that kube-scheduler has not offered yet"}
-	GroupEvicting      = Group{"evicting", "the group was partially bound, and is being evicted"}
+	GroupOutsideSample = Group{"memory is reserved on a node that kube-scheduler has not offered yet"}
+	GroupEvicting      = Group{"the group was partially bound, and is being evicted"}
 )
 
 // The reasons that end an attempt to bind a group.
 var (
-	GroupTimedOut  = Group{"timed_out", "not all members arrived in time"}
-	GroupExpired   = Group{"expired", "not all members arrived before their reservations expired"}
-	GroupUnplaced  = Group{"unplaced", "no candidate node of a member has room any more"}
-	GroupDeleted   = Group{"deleted", "a member was deleted"}
-	GroupGaveWay   = Group{"gave_way", "another pod or group takes the memory"}
-	GroupPlaceLost = Group{"place_lost", "a card or node of the plan is gone, or has no room any more"}
-	GroupChanged   = Group{"changed", "the group's plan has changed"}
-	GroupStopping  = Group{"stopping", "this extender doesn't lead any more"}
-	GroupNotBound  = Group{"not_bound", "a member could not be bound"}
+	GroupTimedOut  = Group{"not all members arrived in time"}
+	GroupExpired   = Group{"not all members arrived before their reservations expired"}
+	GroupUnplaced  = Group{"no candidate node of a member has room any more"}
+	GroupDeleted   = Group{"a member was deleted"}
+	GroupGaveWay   = Group{"another pod or group takes the memory"}
+	GroupPlaceLost = Group{"a card or node of the plan is gone, or has no room any more"}
+	GroupChanged   = Group{"the group's plan has changed"}
+	GroupStopping  = Group{"this extender doesn't lead any more"}
+	GroupNotBound  = Group{"a member could not be bound"}
 )
 
-// GroupFailures returns the reasons that end an attempt to bind a group.
-func GroupFailures() []Group {
-	return []Group{
-		GroupTimedOut, GroupExpired, GroupUnplaced, GroupDeleted, GroupChanged, GroupGaveWay, GroupPlaceLost, GroupStopping, GroupNotBound,
-	}
+// GroupFailures are the reasons that end an attempt to bind a group, with their labels for metrics.
+var GroupFailures = map[Group]string{
+	GroupTimedOut: "timed_out", GroupExpired: "expired", GroupUnplaced: "unplaced", GroupDeleted: "deleted", GroupGaveWay: "gave_way",
+	GroupPlaceLost: "place_lost", GroupChanged: "changed", GroupStopping: "stopping", GroupNotBound: "not_bound",
 }
 
 // Groups returns all reasons with constant words.
 func Groups() []Group {
-	return append(GroupFailures(), GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupAwaitsTurn, GroupUnclear, GroupNoRoom, GroupPaused,
-		GroupBehindFailed, GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting)
+	return slices.AppendSeq([]Group{
+		GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupAwaitsTurn, GroupUnclear, GroupNoRoom, GroupPaused,
+		GroupBehindFailed, GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting,
+	}, maps.Keys(GroupFailures))
 }
 
 // GroupIncomplete says that of the members that must be bound together only some exist. Ineligible and Cardless add why others
 // don't count. No number follows a comma and a space: kube-scheduler separates the reasons of nodes so.
 func GroupIncomplete(existing, size int) Group {
-	return Group{labelIncomplete, fmt.Sprintf("%d of %d members exist", existing, size)}
+	return Group{fmt.Sprintf("%d of %d members exist", existing, size)}
 }
 
 // OfSchedulers adds the schedulers that the members name. One of them may not call the extender. It leaves out all but the first three.
@@ -112,17 +113,17 @@ func (g Group) and(format string, args ...any) Group {
 
 // GroupCardless says that none of the group's pods asks for cards.
 func GroupCardless(pods int) Group {
-	return Group{"cardless", fmt.Sprintf("none of its %d pods asks for cards", pods)}
+	return Group{fmt.Sprintf("none of its %d pods asks for cards", pods)}
 }
 
 // GroupArriving says that the group has a plan, and its members are on their way to it.
 func GroupArriving(arrived, planned int) Group {
-	return Group{labelArriving, fmt.Sprintf("memory is reserved for all, and %d of %d members have arrived", arrived, planned)}
+	return Group{fmt.Sprintf("memory is reserved for all, and %d of %d members have arrived", arrived, planned)}
 }
 
 // GroupBroken says that the group is partially bound. Because adds why the missing members can't be placed.
 func GroupBroken(bound, size int) Group {
-	return Group{labelBroken, fmt.Sprintf("only %d of %d members are bound", bound, size)}
+	return Group{fmt.Sprintf(onlySome+"%d of %d members are bound", bound, size)}
 }
 
 // Because adds the reason of the reason; why can be zero.
@@ -134,7 +135,7 @@ func (g Group) Because(why Group) Group {
 }
 
 // GroupInvalid is a problem that only a change of the pods can end.
-func GroupInvalid(problem string) Group { return Group{labelInvalid, invalidGroup + problem} }
+func GroupInvalid(problem string) Group { return Group{invalidGroup + problem} }
 
 // Says adds which sizes pods of a group say that disagrees.
 func (g Group) Says(pods []string, sizes []int) Group {
@@ -146,27 +147,25 @@ func (g Group) Says(pods []string, sizes []int) Group {
 }
 
 // Invalid reports whether only a change of the pods can end the reason.
-func (g Group) Invalid() bool { return g.Label == labelInvalid || g.Label == GroupDisagrees.Label }
+func (g Group) Invalid() bool { return strings.HasPrefix(g.Words, invalidGroup) }
 
 // AwaitsOthers reports whether kube-scheduler hasn't tried all members.
-func (g Group) AwaitsOthers() bool { return g.Label == GroupAwaitsOthers.Label }
+func (g Group) AwaitsOthers() bool { return strings.HasPrefix(g.Words, GroupAwaitsOthers.Words) }
 
 // Incomplete reports whether too few members exist.
-func (g Group) Incomplete() bool { return g.Label == labelIncomplete }
+func (g Group) Incomplete() bool { return incomplete.MatchString(g.Words) }
+
+var incomplete = regexp.MustCompile(`^\d+ of \d+ members exist`)
 
 // Broken reports whether the group is partially bound.
-func (g Group) Broken() bool { return g.Label == labelBroken }
+func (g Group) Broken() bool { return strings.HasPrefix(g.Words, onlySome) }
 
 // Problem returns the words of an invalid group where it is known that it is invalid.
 func (g Group) Problem() string { return strings.TrimPrefix(g.Words, invalidGroup) }
 
 const (
-	labelIncomplete = "incomplete"
-	labelArriving   = "arriving"
-	labelBroken     = "broken"
-	labelInvalid    = "invalid"
-
 	invalidGroup = "invalid group: "
+	onlySome     = "only "
 	// groupPrefix precedes the words on the wire.
 	groupPrefix = "gang: "
 )
@@ -191,29 +190,5 @@ func ParseGroup(message string) (Group, bool) {
 	if at := ends(words); len(at) > 0 {
 		words = words[:at[0]]
 	}
-	return Group{groupLabel(words), words}, words != ""
-}
-
-// countedGroups match the words of the reasons that count members.
-var countedGroups = map[string]*regexp.Regexp{
-	labelIncomplete: regexp.MustCompile(`^\d+ of \d+ members exist`),
-	labelArriving:   regexp.MustCompile(`^memory is reserved for all, and \d+ of \d+ members have arrived$`),
-	labelBroken:     regexp.MustCompile(`^only \d+ of \d+ members are bound`),
-}
-
-func groupLabel(words string) string {
-	for _, g := range Groups() {
-		if g.Words == words || strings.HasPrefix(words, g.Words+": ") { // With details, see Says and OfSchedulers.
-			return g.Label
-		}
-	}
-	for label, counted := range countedGroups {
-		if counted.MatchString(words) {
-			return label
-		}
-	}
-	if strings.HasPrefix(words, invalidGroup) {
-		return labelInvalid
-	}
-	return ""
+	return Group{words}, words != ""
 }

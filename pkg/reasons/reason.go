@@ -2,7 +2,6 @@ package reasons
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
@@ -100,6 +99,8 @@ type row struct {
 	label string
 	// text is the text on the wire; empty if filter gives the reason for no node.
 	text string
+	// demanding is the text for pods that ask for more than memory of any one card; empty if it is the same.
+	demanding string
 	// words are a few words for lists; empty if no pod is pending for the reason.
 	words string
 }
@@ -114,14 +115,18 @@ var table = [...]row{
 	Fits:              {label: "fits", text: "fits", words: "about to be tried"},
 	Reserved:          {label: "reserved", text: "free GPU memory is reserved for a group or pod that came first"},
 	ResourcesReserved: {label: "resources_reserved", text: "free CPU, memory or pods of the node are reserved for a group or pod that came first"},
-	Fragmented:        {label: "fragmented", text: "no GPU card has enough free memory, though the node's cards together have", words: "free memory is in pieces"},
-	Full:              {label: "full", text: "no GPU card has enough free memory", words: "cards are full"},
-	Crowded:           {label: "crowded", text: "no GPU card with enough free memory takes more containers by MPS", words: "cards take no more containers"},
-	Unhealthy:         {label: "unhealthy", text: "the GPU cards that are large enough are unhealthy", words: "cards are unhealthy"},
-	Elsewhere:         {label: "elsewhere", text: "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
-	TooLarge:          {label: "too_large", text: "the pod asks for more GPU memory than any card of the node has", words: "no card is large enough"},
-	WholeCards:        {label: "whole_cards", text: "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them"},
-	NotShared:         {label: "not_shared", text: "the node shares no GPU memory"},
+	Fragmented: {label: "fragmented", text: "no GPU card has enough free memory, though the node's cards together have", words: "free memory is in pieces",
+		demanding: "too few GPU cards have enough free memory and cores, though the node's cards together have"},
+	Full: {label: "full", text: "no GPU card has enough free memory", words: "cards are full",
+		demanding: "too few GPU cards have enough free memory and cores"},
+	Crowded: {label: "crowded", text: "no GPU card with enough free memory takes more containers by MPS", words: "cards take no more containers"},
+	Unhealthy: {label: "unhealthy", text: "the GPU cards that are large enough are unhealthy", words: "cards are unhealthy",
+		demanding: "too few of the GPU cards that are large enough are healthy"},
+	Elsewhere: {label: "elsewhere", text: "the pod is bound to another node, or an earlier bind to one is unconfirmed"},
+	TooLarge: {label: "too_large", text: "the pod asks for more GPU memory than any card of the node has", words: "no card is large enough",
+		demanding: "too few GPU cards of the node are large enough for the pod, or take as many containers"},
+	WholeCards: {label: "whole_cards", text: "the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them"},
+	NotShared:  {label: "not_shared", text: "the node shares no GPU memory"},
 
 	OldForCards: {label: "old_for_cards", text: "the node's GPU device plugin is too old for pods with several cards"},
 	OldForCores: {label: "old_for_cores", text: "the node's GPU device plugin is too old for aliyun.com/gpu-core.percentage"},
@@ -213,43 +218,9 @@ func (r Reason) Resolvable() bool {
 // Unresolvable reports whether evicting pods from the node can't help, so that kube-scheduler must not try.
 func (r Reason) Unresolvable() bool { return r != Fits && !r.Resolvable() }
 
-// tooLarge is the text of TooLarge for pods with several containers.
-const tooLarge = "the pod asks for more GPU memory, or has more containers, than any card of the node takes"
-
-// demanding are the texts of reasons that differ for pods with cores, with several cards, or with both, and for those whose cards must be near
-// an adapter, whatever else they ask for.
-var demanding = map[Reason]struct{ cores, cards, both, near string }{
-	Fragmented: {
-		cores: "no GPU card has enough free memory and cores, though the node's cards together have",
-		cards: "too few GPU cards have enough free memory, though the node's cards together have",
-		both:  "too few GPU cards have enough free memory and cores, though the node's cards together have",
-		near:  "too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have",
-	},
-	Full: {
-		cores: "no GPU card has enough free memory and cores",
-		cards: "too few GPU cards have enough free memory",
-		both:  "too few GPU cards have enough free memory and cores",
-		near:  "too few GPU cards near an RDMA adapter have enough free memory and cores",
-	},
-	Unhealthy: {
-		cores: table[Unhealthy].text,
-		cards: tooFewHealthy,
-		both:  tooFewHealthy,
-		near:  "too few of the GPU cards near an RDMA adapter that are large enough are healthy",
-	},
-	TooLarge: {
-		cores: table[TooLarge].text,
-		cards: tooFewLarge,
-		both:  tooFewLarge,
-		near:  "too few of the node's GPU cards near an RDMA adapter are large enough",
-	},
-}
-
 const (
-	tooFewHealthy = "too few of the GPU cards that are large enough are healthy"
-	tooFewLarge   = "the pod asks for more GPU cards than the node has that are large enough"
-	keptFor       = "free GPU memory is kept for "
-	resourcesFor  = "free CPU, memory or pods of the node are kept for "
+	keptFor      = "free GPU memory is kept for "
+	resourcesFor = "free CPU, memory or pods of the node are kept for "
 )
 
 // Text returns the text on the wire for a pod that asks for memory of one card. Users see it.
@@ -258,35 +229,14 @@ func (r Reason) Text() string { return r.row().text }
 // TextFor returns the text on the wire for a pod with this demand. It names the item that comes first if the reason is
 // Reserved or ResourcesReserved and item isn't empty: "group NAMESPACE/NAME" or "pod NAMESPACE/NAME".
 func (r Reason) TextFor(demand gpu.Demand, item string) string {
-	texts, differs := demanding[r]
-	switch {
+	demanding := demand.Cards > 1 || demand.Cores > 0 || demand.RDMA == gpu.RDMARequired || r == TooLarge && demand.Containers > 1
+	switch text := r.row().demanding; {
 	case r == Reserved && item != "":
 		return keptFor + item
 	case r == ResourcesReserved && item != "":
 		return resourcesFor + item
-	case differs && demand.RDMA == gpu.RDMARequired:
-		return texts.near
-	case r == TooLarge && demand.Cards == 1 && demand.Containers > 1:
-		return tooLarge
-	case differs && demand.Cards > 1 && demand.Cores > 0:
-		return texts.both
-	case differs && demand.Cards > 1:
-		return texts.cards
-	case differs && demand.Cores > 0:
-		return texts.cores
+	case demanding && text != "":
+		return text
 	}
 	return r.Text()
-}
-
-// AllTexts returns every text of the reason except one that names a group: Text, and those for other demands.
-func (r Reason) AllTexts() []string {
-	texts := []string{r.Text()}
-	if other, differs := demanding[r]; differs {
-		texts = append(texts, other.cores, other.cards, other.both, other.near)
-	}
-	if r == TooLarge {
-		texts = append(texts, tooLarge)
-	}
-	slices.Sort(texts)
-	return slices.Compact(texts)
 }

@@ -2,7 +2,6 @@ package reasons
 
 import (
 	"cmp"
-	"slices"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -62,26 +61,18 @@ func TestTextFor(t *testing.T) {
 		near[i].RDMA = gpu.RDMARequired
 	}
 	for text, demands := range map[string]map[Reason][]gpu.Demand{
-		"too few GPU cards near an RDMA adapter have enough free memory and cores":                                        {Full: near},
-		"too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have": {Fragmented: near},
-		"too few of the GPU cards near an RDMA adapter that are large enough are healthy":                                 {Unhealthy: near},
-		"too few of the node's GPU cards near an RDMA adapter are large enough":                                           {TooLarge: near},
-		"no GPU card of the node is near an RDMA adapter with an active port":                                             {NoAdapter: near},
-		"no GPU card has enough free memory and cores":                                                                    {Full: {cores}},
-		"too few GPU cards have enough free memory":                                                                       {Full: {cards}},
-		"too few GPU cards have enough free memory and cores":                                                             {Full: {both}},
-		"no GPU card has enough free memory and cores, though the node's cards together have":                             {Fragmented: {cores}},
-		"too few GPU cards have enough free memory, though the node's cards together have":                                {Fragmented: {cards}},
-		"too few GPU cards have enough free memory and cores, though the node's cards together have":                      {Fragmented: {both}},
-		"too few of the GPU cards that are large enough are healthy":                                                      {Unhealthy: {cards, both}},
-		"the pod asks for more GPU cards than the node has that are large enough":                                         {TooLarge: {cards, both}},
-		"the pod asks for more GPU memory than any card of the node has":                                                  {TooLarge: {one, cores}},
-		"the pod asks for more GPU memory, or has more containers, than any card of the node takes":                       {TooLarge: {containers}},
-		"the node shares no GPU memory":                                                                                   {NotShared: {one, cores, cards, both}},
+		"no GPU card of the node is near an RDMA adapter with an active port":                        {NoAdapter: near},
+		"no GPU card has enough free memory":                                                         {Full: {one, containers}},
+		"too few GPU cards have enough free memory and cores":                                        {Full: append(near, cores, cards, both)},
+		"too few GPU cards have enough free memory and cores, though the node's cards together have": {Fragmented: append(near, cores, cards, both)},
+		"too few of the GPU cards that are large enough are healthy":                                 {Unhealthy: append(near, cores, cards, both)},
+		"the pod asks for more GPU memory than any card of the node has":                             {TooLarge: {one}},
+		"too few GPU cards of the node are large enough for the pod, or take as many containers":     {TooLarge: append(near, cores, cards, both, containers)},
+		"the node shares no GPU memory":                                                              {NotShared: {one, cores, cards, both}},
 	} {
 		for reason, demands := range demands {
 			for _, demand := range demands {
-				if got := reason.TextFor(demand, "default/train"); got != text || !slices.Contains(reason.AllTexts(), text) {
+				if got := reason.TextFor(demand, "default/train"); got != text || byText[text] != reason {
 					t.Errorf("%v: got %q, want %q", demand, got, text)
 				}
 			}

@@ -32,14 +32,12 @@ const (
 
 // Rejection is the text of a FitError.
 type Rejection struct {
-	// Nodes is the number of all nodes.
-	Nodes int
 	// Text are the reasons, without the number of all nodes and what preemption found.
 	Text string
 	// Parts are the reasons with their nodes; none if Text is that of a PreFilter plugin.
 	Parts []Part
-	// Others are the reasons of nodes that were rejected neither for GPU memory or the pod's group, nor for what package diagnosis checks itself; empty
-	// if there are none.
+	// Others are the reasons that are neither about GPU memory or the pod's group, nor about what package diagnosis checks itself; empty if there are
+	// none.
 	Others string
 }
 
@@ -68,16 +66,15 @@ func ends(text string) (at []int) {
 }
 
 // available matches the beginning of a FitError.
-var available = regexp.MustCompile(`^0/(\d+) nodes are available: `)
+var available = regexp.MustCompile(`^0/\d+ nodes are available: `)
 
 // ParseRejection returns the rejection in kube-scheduler's message; false if the message is none.
 func ParseRejection(message string) (r Rejection, ok bool) {
-	begin := available.FindStringSubmatchIndex(message)
-	if begin == nil {
+	begin := available.FindString(message)
+	if begin == "" {
 		return Rejection{}, false
 	}
-	r.Nodes, _ = strconv.Atoi(message[begin[2]:begin[3]])
-	list, from := message[begin[1]:], 0
+	list, from := message[len(begin):], 0
 	for _, end := range ends(list) {
 		nodes, text, _ := strings.Cut(list[from:end], " ")
 		if n, err := strconv.Atoi(nodes); err == nil {
@@ -97,31 +94,13 @@ func (r *Rejection) others() string {
 	if len(r.Parts) == 0 {
 		return r.Text
 	}
-	unexplained := r.Nodes
 	var others []string
-	short := map[string]int{}
 	for _, part := range r.Parts {
-		// No node has two of these reasons, except that one can lack both memory and cores: the extender isn't called for it.
-		switch {
-		case part.Text == insufficientMemory, part.Text == insufficientCores:
-			short[part.Text] = part.Nodes
-		case part.Reason != OtherConstraint && part.Reason != WaitsForTurn:
-			unexplained -= part.Nodes
-		default:
+		if part.Reason == OtherConstraint || part.Reason == WaitsForTurn {
 			others = append(others, fmt.Sprintf("%d %s", part.Nodes, part.Text))
 		}
 	}
-	// As many nodes as possible lack both, so that no node's other reason is left out.
-	unexplained -= max(short[insufficientMemory], short[insufficientCores])
-	if unexplained <= 0 { // A node that lacks GPU memory can have other reasons too.
-		return ""
-	}
 	return strings.Join(others, ", ")
-}
-
-// String returns the text of the FitError without what preemption found.
-func (r Rejection) String() string {
-	return fmt.Sprintf("0/%d nodes are available: %s.", r.Nodes, r.Text)
 }
 
 // reasonOf returns the Reason of a Part.
@@ -157,7 +136,8 @@ var unusable = []string{
 var byText = func() map[string]Reason {
 	all := map[string]Reason{}
 	for _, r := range OfNodes() {
-		for _, text := range r.AllTexts() {
+		all[r.Text()] = r
+		if text := r.row().demanding; text != "" {
 			all[text] = r
 		}
 	}
@@ -196,10 +176,12 @@ func LacksResources(message string) bool {
 // WithoutPreemption returns kube-scheduler's message without what preemption found: the reasons before it are why the pod is
 // pending.
 func WithoutPreemption(message string) string {
-	if r, ok := ParseRejection(message); ok {
-		return r.String()
+	r, ok := ParseRejection(message)
+	if !ok {
+		return message
 	}
-	return message
+	before, _, _ := strings.Cut(message, r.Text)
+	return before + r.Text + "."
 }
 
 var (

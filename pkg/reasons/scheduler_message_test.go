@@ -16,7 +16,7 @@ func fitError(texts ...string) string {
 	for i, text := range texts {
 		list = append(list, fmt.Sprint(i+1, " ", text))
 	}
-	return Rejection{Nodes: 9, Text: strings.Join(list, ", ")}.String() + " preemption: 0/9 nodes are available: 1 Insufficient cpu, 8 No preemption victims found."
+	return "0/9 nodes are available: " + strings.Join(list, ", ") + ". preemption: 0/9 nodes are available: 1 Insufficient cpu, 8 No preemption victims found."
 }
 
 // The texts on the wire are found again in kube-scheduler's message.
@@ -25,13 +25,11 @@ func TestTextsRoundTrip(t *testing.T) {
 		insufficientMemory: Full, insufficientCores: Full, AwaitsTurn: WaitsForTurn, Reserved.TextFor(one, "default/train.v1"): Reserved,
 		"node(s) had untolerated taint {a: b}": NoNode, GroupNoRoom.Text(): WaitsForGroup,
 	}
-	for _, r := range OfNodes() {
-		for _, text := range r.AllTexts() {
-			texts[text] = r
-		}
+	for text, r := range byText {
+		texts[text] = r
 	}
 	for text, reason := range texts {
-		want := Rejection{9, "1 Insufficient cpu, 2 " + text, []Part{{1, "Insufficient cpu", OtherConstraint}, {2, text, reason}}, "1 Insufficient cpu"}
+		want := Rejection{"1 Insufficient cpu, 2 " + text, []Part{{1, "Insufficient cpu", OtherConstraint}, {2, text, reason}}, "1 Insufficient cpu"}
 		if reason == WaitsForTurn {
 			want.Others += ", 2 " + text
 		}
@@ -74,7 +72,7 @@ func TestGroupsRoundTrip(t *testing.T) {
 			}
 		}
 	}
-	if got, ok := ParseGroup("0/1 nodes are available: 1 gang: words of another version."); got != (Group{"", "words of another version"}) || !ok {
+	if got, ok := ParseGroup("0/1 nodes are available: 1 gang: words of another version."); got != (Group{"words of another version"}) || !ok {
 		t.Errorf("%+v, %t", got, ok)
 	}
 	if got := GroupInvalid(strings.Repeat("ä", 999)).Text(); len(got) > protocol.MaxText || !strings.HasSuffix(got, "ä…") {
@@ -113,8 +111,8 @@ func TestParseRejection(t *testing.T) {
 		"0/3 nodes are available: 3 no GPU card has enough free memory.":                                        {"3 no GPU card has enough free memory", ""},
 		"0/3 nodes are available: 3 no GPU card has enough free memory." + preemption:                           {"3 no GPU card has enough free memory", ""},
 		"0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem. no new claims to deallocate," + preemption: {"3 Insufficient aliyun.com/gpu-mem", ""},
-		// Two nodes lack CPU as well, but each of the three lacks GPU memory.
-		"0/3 nodes are available: 2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem.": {"2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem", ""},
+		// Each of the three lacks GPU memory, and two of them CPU as well.
+		"0/3 nodes are available: 2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem.": {"2 Insufficient cpu, 3 Insufficient aliyun.com/gpu-mem", "2 Insufficient cpu"},
 		"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem.": {"1 Insufficient cpu, 2 Insufficient aliyun.com/gpu-mem", "1 Insufficient cpu"},
 		// A node can lack memory and cores.
 		"0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient aliyun.com/gpu-core.percentage, 1 Insufficient aliyun.com/gpu-mem.": {

@@ -60,9 +60,9 @@ func TestScheduling(t *testing.T) {
 		}
 		s.CheckLedger()
 		s.Create(s.Pod("three", 3*4100).Cards(3), s.Pod("invalid", 4069).Cards(2), s.Pod("computing", 1024).Cores(90))
-		s.rejected("three", "1 too few GPU cards have enough free memory, though the node's cards together have")
+		s.rejected("three", "1 too few GPU cards have enough free memory and cores, though the node's cards together have")
 		s.rejected("invalid", "container main: aliyun.com/gpu-mem 4069 can't be divided evenly over 2 cards")
-		s.rejected("computing", "1 no GPU card has enough free memory and cores, though the node's cards together have")
+		s.rejected("computing", "1 too few GPU cards have enough free memory and cores, though the node's cards together have")
 		s.Delete("one")
 		s.WaitBound("computing")
 		s.CheckLedger()

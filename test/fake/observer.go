@@ -98,7 +98,7 @@ func (o *Observer) BarrierOpened(time.Duration) { o.add("barriers opened", 1) }
 func (o *Observer) GangBound() { o.add("gang bound", 1) }
 
 // GangFailed counts "gang" and the label of the reason.
-func (o *Observer) GangFailed(reason reasons.Group) { o.add("gang "+reason.Label, 1) }
+func (o *Observer) GangFailed(reason reasons.Group) { o.add("gang "+reasons.GroupFailures[reason], 1) }
 
 // GangEvicted counts "gang evicted".
 func (o *Observer) GangEvicted() { o.add("gang evicted", 1) }

@@ -86,7 +86,7 @@ func requests() []Mistake {
 		{Name: "another scheduler, which rejects the pod in words of its own", Nodes: two(), Pods: list(pod("p", 2000, scheduler("volcano"),
 			scheduled(corev1.PodReasonUnschedulable, "pod group is not ready, 1 Pending, 1 minAvailable"))), Pod: "p",
 			Cause: reasons.OtherConstraint, Words: `n1 has room for it, but scheduler "volcano" rejects the pod: pod group is not ready, 1 Pending, 1 minAvailable`},
-		{Name: "memory that came free since kube-scheduler's last try", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 Insufficient cpu, 1 node(s) had untolerated taint(s)"))), Pod: "p",
+		{Name: "memory that came free since kube-scheduler's last try", Nodes: two(), Pods: list(pod("p", 2000, rejected("1 Insufficient aliyun.com/gpu-mem, 1 node(s) had untolerated taint(s)"))), Pod: "p",
 			Cause: reasons.Fits, Words: "n1 has room for it: kube-scheduler found none at its last try, and tries the pod again"},
 	}
 }

@@ -81,7 +81,7 @@ func TestRDMA(t *testing.T) {
 		// Cards 2 and 3 have room for it.
 		pending := asks(s.pod(13), protocol.RDMARequired)
 		s.create(pending)
-		s.WaitUnschedulable(pending.Name, "too few GPU cards near an RDMA adapter have enough free memory and cores, though the node's cards together have")
+		s.WaitUnschedulable(pending.Name, "too few GPU cards have enough free memory and cores, though the node's cards together have")
 		s.delete(pending.Name)
 		s.waitTerminated()
 
