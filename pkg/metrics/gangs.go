@@ -53,7 +53,9 @@ func (g *Gangs) BarrierOpened(wait time.Duration) { g.held.Observe(wait.Seconds(
 func (g *Gangs) GangBound() { g.bound.Inc() }
 
 // GangFailed implements gang.Observer.
-func (g *Gangs) GangFailed(reason reasons.Group) { g.failed.WithLabelValues(reasons.GroupFailures[reason]).Inc() }
+func (g *Gangs) GangFailed(reason reasons.Group) {
+	g.failed.WithLabelValues(reasons.GroupFailures[reason]).Inc()
+}
 
 // GangEvicted implements gang.Observer.
 func (g *Gangs) GangEvicted() { g.evicted.Inc() }

@@ -485,5 +485,7 @@ type gangObserver struct {
 	w *world
 }
 
-func (o gangObserver) GangFailed(reason reasons.Group) { o.w.stats.failed[reasons.GroupFailures[reason]]++ }
-func (o gangObserver) GangEvicted()                    { o.w.stats.evicted++ }
+func (o gangObserver) GangFailed(reason reasons.Group) {
+	o.w.stats.failed[reasons.GroupFailures[reason]]++
+}
+func (o gangObserver) GangEvicted() { o.w.stats.evicted++ }
