@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// maxListed limits the names in the lists of nodes that are kept.
-	maxListed = 1 << 18
+	// maxLists limits the lists of nodes that are kept.
+	maxLists = 64
 	// maxChanges is how many changes of nodes are remembered. A set that is older than all of them is made again.
 	maxChanges = 1024
 )
@@ -30,9 +30,8 @@ type usableNodes struct {
 	revision int
 	changes  []int
 	sets     map[unique.Handle[string]]*nodeSet
-	// lists are the names of the nodes by the bits of a set, and listed is the number of names in them.
-	lists  map[unique.Handle[string]][]string
-	listed int
+	// lists are the names of the nodes by the bits of a set. After the positions of nodes have changed, the same bits stand for other nodes.
+	lists map[unique.Handle[string]][]string
 }
 
 // placedNode is a node with its position in the sets. It is never changed.
@@ -72,10 +71,10 @@ func (u *usableNodes) set(node *Node) {
 		n.position = former.position
 	case len(u.vacant) > 0:
 		n.position, u.vacant = u.vacant[len(u.vacant)-1], u.vacant[:len(u.vacant)-1]
-		u.dropLists()
+		clear(u.lists)
 	default:
 		n.position, u.at = len(u.at), append(u.at, nil)
-		u.dropLists()
+		clear(u.lists)
 	}
 	u.nodes[name], u.at[n.position] = n, n
 	u.changed(n.position)
@@ -88,15 +87,9 @@ func (u *usableNodes) remove(name string) {
 	if n := u.nodes[name]; n != nil {
 		delete(u.nodes, name)
 		u.at[n.position], u.vacant = nil, append(u.vacant, n.position)
-		u.dropLists()
+		clear(u.lists)
 		u.changed(n.position)
 	}
-}
-
-// dropLists drops the lists of names. After the positions of nodes have changed, the same bits stand for other nodes.
-func (u *usableNodes) dropLists() {
-	clear(u.lists)
-	u.listed = 0
 }
 
 func (u *usableNodes) changed(position int) {
@@ -250,10 +243,9 @@ func (u *usableNodes) list(bits unique.Handle[string]) []string {
 			names = append(names, n.Object.Name)
 		}
 	}
-	if u.listed+len(names) > maxListed {
-		u.dropLists()
+	if len(u.lists) >= maxLists {
+		clear(u.lists)
 	}
 	u.lists[bits] = names
-	u.listed += len(names)
 	return names
 }
