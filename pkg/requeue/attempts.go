@@ -144,32 +144,21 @@ func (a *attempts) round() {
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is
 // the node to change; it is empty for any node.
 func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
-	var inSample []*clustercache.PodInfo
-	var requests []gpu.Pod
 	for _, uid := range slices.Sorted(maps.Keys(due)) {
-		was := due[uid]
 		pod, pending := a.Cache.PendingPod(uid)
 		switch {
 		case !pending:
-			a.drop(uid, was)
-		case was.state != fewNamed:
-			inSample, requests = append(inSample, pod), append(requests, pod.Pod)
-		case pod.Pending.Rejected:
-			helps = true
-		}
-	}
-	if helps || len(inSample) == 0 {
-		return "", helps
-	}
-	// If none of many pods fits any node, this one check is enough.
-	some := leastOf(a.Ledger, requests).fitAny(a.Cache.Nodes())
-	for _, pod := range inSample {
-		if some {
+		case due[uid].state == fewNamed:
+			if pod.Pending.Rejected {
+				return "", true
+			}
+			continue
+		default:
 			if node, helps = a.roomFor(pod); helps {
 				return node, true
 			}
 		}
-		a.drop(pod.UID, due[pod.UID])
+		a.drop(uid, due[uid])
 	}
 	return "", false
 }

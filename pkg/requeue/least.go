@@ -4,8 +4,6 @@ import (
 	"math"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -39,22 +37,12 @@ func leastOf(ledger Ledger, pods []gpu.Pod) least {
 	return l
 }
 
-// fit reports whether one of the pods may fit one of the nodes.
-func (l least) fit(nodes ...string) bool {
-	fits := func(pod gpu.Pod) bool { return fits(l.ledger, pod, nodes...) }
-	return fits(l.pod) || slices.ContainsFunc(l.own, fits)
+// fit reports whether one of the pods may fit the node.
+func (l least) fit(node string) bool {
+	return fits(l.ledger, l.pod, node) || slices.ContainsFunc(l.own, func(pod gpu.Pod) bool { return fits(l.ledger, pod, node) })
 }
 
-// fitAny reports whether one of the pods may fit one of all nodes.
-func (l least) fitAny(nodes []*corev1.Node) bool {
-	names := make([]string, len(nodes))
-	for i := range nodes {
-		names[i] = nodes[i].Name
-	}
-	return l.fit(names...)
-}
-
-func fits(ledger Ledger, pod gpu.Pod, nodes ...string) bool {
-	_, ok := ledger.FirstFit(pod, nodes)
+func fits(ledger Ledger, pod gpu.Pod, node string) bool {
+	_, ok := ledger.FirstFit(pod, []string{node})
 	return ok
 }

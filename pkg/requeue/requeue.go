@@ -7,7 +7,7 @@
 //   - kube-scheduler sent only some nodes, or filter named only some (see attempts);
 //   - a gang may be placed now, or a pod's turn by fair sharing has come (see All);
 //   - a gang became whole, whose members a pod of higher priority can preempt now (see Preemptible);
-//   - another extender may have rejected the pod before this one became the leader (see Inherit);
+//   - another extender may have rejected the pod before this one became the leader (see All);
 //   - the pod was limited to one node by an unconfirmed bind that has failed (see Unrestricted).
 //
 // The means is always the same: a change of an annotation of one node requeues every rejected pod.
@@ -215,23 +215,6 @@ func makeRoom[V any](pods map[gpu.PodUID]V) {
 			return
 		}
 		delete(pods, uid)
-	}
-}
-
-// Inherit records pods that another extender may have rejected, and checks whether one of them fits a node already.
-func (r *Requeuer) Inherit(pods []gpu.Pod) {
-	if len(pods) == 0 {
-		return
-	}
-	r.mu.Lock()
-	for _, pod := range pods {
-		if _, again := r.rejected[pod.UID]; !again {
-			r.add(pod, r.revision)
-		}
-	}
-	r.mu.Unlock()
-	if leastOf(r.Ledger, pods).fitAny(r.Cache.Nodes()) {
-		r.All("")
 	}
 }
 

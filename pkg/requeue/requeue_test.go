@@ -83,21 +83,6 @@ func TestRequeue(t *testing.T) {
 		"a request with a node":                    {func(f *fixture) { f.All("n2") }, "n2"},
 		"a request without a node":                 {func(f *fixture) { f.All("") }, "n1"},
 		"a request while the cluster has no nodes": {func(f *fixture) { f.cache.nodes = nil; f.All("") }, ""},
-		"a pod of a former extender fits": {func(f *fixture) {
-			freed(f)
-			f.Requeue(f.t.Context())
-			f.Inherit([]gpu.Pod{pod("large", 101), pod("small", 60)})
-		}, "n1"},
-		"memory comes free for a pod of a former extender": {func(f *fixture) {
-			f.Inherit([]gpu.Pod{pod("large", 101), pod("small", 60)})
-			freed(f)
-		}, "n1"},
-		"no pod of a former extender fits": {func(f *fixture) {
-			freed(f)
-			f.Requeue(f.t.Context())
-			f.Inherit([]gpu.Pod{pod("large", 101)})
-		}, ""},
-		"a former extender left no pod": {func(f *fixture) { f.Inherit(nil); freed(f) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
@@ -342,24 +327,6 @@ func TestLeastContainers(t *testing.T) {
 	least := leastOf(ledger.New(), []gpu.Pod{{Request: 1, Containers: 3}, {Request: 1, Containers: 2}, {Request: 1, Containers: 4}})
 	if least.pod.Containers != 2 {
 		t.Errorf("it has %d containers, want 2", least.pod.Containers)
-	}
-}
-
-// The least of pods may fit nodes that none of the pods fits. Then the other nodes count as well.
-func TestInheritChecksEveryNode(t *testing.T) {
-	f := newFixture(t, fake.Node("room", 100))
-	for i := range 20 {
-		// 40 units are free, and reserved for a preemptor.
-		node := fmt.Sprint("n", i)
-		f.ledger.SetNode(node, ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100}}})
-		f.allocate(node, gpu.Pod{UID: gpu.PodUID("victim-" + node), Request: 60, Priority: 1, Leaving: true})
-		f.ledger.Nominate(node, gpu.Pod{UID: gpu.PodUID("preemptor-" + node), Request: 100, Priority: 5})
-	}
-	f.Requeue(t.Context())
-	f.Inherit([]gpu.Pod{{UID: "small", Request: 30}, {UID: "important", Request: 1000, Priority: 9}})
-	f.Requeue(t.Context())
-	if got := f.server.Calls().Annotated; len(got) != 1 {
-		t.Errorf("changed nodes %v, want one", got)
 	}
 }
 

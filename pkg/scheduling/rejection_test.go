@@ -24,8 +24,7 @@ func TestRequeuePendingPods(t *testing.T) {
 		pods []kruntime.Object
 		want bool
 	}{
-		"memory for a pending pod":      {[]kruntime.Object{fake.Pod("large", 101), fake.Pod("small", 60)}, true},
-		"no memory for the pending pod": {[]kruntime.Object{fake.Pod("large", 101)}, false},
+		"a pending pod":                 {[]kruntime.Object{fake.Pod("small", 60)}, true},
 		"no pending pod":                {[]kruntime.Object{fake.Pod("b", 60, fake.Bound("n1", 0)), fake.Pod("no GPU memory", 0)}, false},
 		"a pod that has ended":          {[]kruntime.Object{fake.Pod("p", 10, fake.Phase(corev1.PodFailed))}, false},
 	} {

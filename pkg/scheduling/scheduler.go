@@ -196,13 +196,10 @@ func (s *Scheduler) Drain(ctx context.Context) error { return s.binder.Drain(ctx
 // BindDeadline returns how long after the begin of a bind its write may still take effect.
 func (s *Scheduler) BindDeadline() time.Duration { return binding.Deadline(s.BindTimeout) }
 
-// requeuePending treats every pending pod as rejected. It is unknown which pods a former extender rejected, and for which of them
-// memory has become free since.
+// requeuePending requeues all pods if some are pending. It is unknown which pods a former extender rejected, and for which of them memory has become
+// free since.
 func (s *Scheduler) requeuePending() {
-	pending := s.cache.Pending()
-	pods := make([]gpu.Pod, len(pending))
-	for i := range pending {
-		pods[i] = pending[i].Pod
+	if len(s.cache.Pending()) > 0 {
+		s.requeue.All("")
 	}
-	s.requeue.Inherit(pods)
 }
