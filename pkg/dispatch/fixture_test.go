@@ -64,9 +64,9 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 	f := &fixture{
 		t: t, now: begin, pods: map[string]Pod{}, binding: map[gpu.PodUID]bool{}, evicting: map[gpu.PodUID]bool{},
 	}
-	f.ledger = ledger.NewWithResources(fake.Resources(func(q ledger.ResourceQuery) bool {
+	f.ledger = ledger.NewWithResources(resources{f: f, Resources: fake.Resources(func(q ledger.ResourceQuery) bool {
 		return !slices.ContainsFunc(q.Pods, func(uid gpu.PodUID) bool { return slices.Contains(f.tooLarge, uid) })
-	}), rules)
+	})}, rules)
 	f.groups = &fakeGroups{f: f, sizes: map[string]int{}}
 	f.ledger.AddFreedListener(func(node string) { f.Freed(node) })
 	var nodes []string
@@ -96,6 +96,17 @@ func newFixture(t *testing.T, cards []gpu.Memory, change func(*Options)) *fixtur
 	}
 	f.StartLeading()
 	return f
+}
+
+// resources are those of a fixture. The shape of a pod has its constraints.
+type resources struct {
+	fake.Resources
+	f *fixture
+}
+
+func (r resources) Shape(uid gpu.PodUID) (placement.Shape, bool) {
+	p, known := r.f.pods[string(uid)]
+	return placement.Shape{Demand: p.Demand(), Constraints: p.Constraints}, known
 }
 
 // foundNodes are the nodes that find returns for constraints, until nodes change.
