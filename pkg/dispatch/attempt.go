@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
@@ -10,10 +11,10 @@ import (
 // tenantKind is a kind of items of a tenant, or all of its items if kind is zero.
 type tenantKind struct {
 	tenant string
-	kind   kindKey
+	kind   unique.Handle[string]
 }
 
-func (it *item) tenantKind() tenantKind { return tenantKind{it.Tenant, it.kind.kindKey} }
+func (it *item) tenantKind() tenantKind { return tenantKind{it.Tenant, it.kind.key} }
 
 // beginAttempt requests room for the tenants that have been below their share for long enough. An attempt is one try to make room for items, from then
 // until Reclaimed.

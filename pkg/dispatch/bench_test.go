@@ -67,7 +67,7 @@ func newBench(nNodes, nPods int) (*Manager, *ledger.Ledger, *time.Time) {
 		p := gpu.Pod{UID: gpu.PodUID(name), Namespace: fmt.Sprint("t", i%benchTenants), Name: name, Request: gpu.Memory(1 + i%16), Priority: int32(i % 3)}
 		m.SetPod(Pod{
 			Pod: p, Gated: true, Created: begin.Add(time.Duration(i) * time.Second), Constraints: unique.Make(constraints),
-			RoomKey: unique.Make(fmt.Sprint(constraints, p.Priority)),
+			RoomKey: unique.Make(fmt.Sprint(p.Request, constraints, p.Priority)),
 		})
 	}
 	m.StartLeading()
@@ -198,7 +198,7 @@ func (l *longestHold) tick(m *Manager, now time.Time) {
 		return
 	}
 	m.setShares(s)
-	l.of(func() { m.useStandings(s) })
+	l.of(func() { m.reclaim(s) })
 }
 
 func (l *longestHold) report(b *testing.B) {

@@ -14,11 +14,11 @@
 // Tick (tick.go) is called several times a second:
 //
 //  1. grantDue ends the charges that have lasted too long, makes a round if it can help, and requests the writes that open gates: of granted pods, and
-//     once a second of some for an autoscaler (provision.go).
+//     of some for an autoscaler, which are chosen once a second (provision.go).
 //  2. A round (makeRound in round.go) makes items of the pods that wait (items.go), offers them in the order of the queue (grantInOrder), reserves
 //     places (reserve.go), and charges the tenants (charges.go).
 //  3. Once a second, with reclaim, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock
-//     (regions.go). useStandings begins to reclaim memory (reclaim.go) for tenants below their share (starving.go).
+//     (regions.go). reclaim (reclaim.go) begins to reclaim memory for tenants below their share (starving.go).
 //
 // To reclaim memory for a tenant below its share takes these steps. Those that take long run without the lock:
 //

@@ -110,7 +110,7 @@ func (c *crowd) submit(tenant *crowdTenant, memory gpu.Memory, run time.Duration
 	p := c.pods[name]
 	p.GatedOtherwise = false
 	pool := int(tenant.restriction)
-	p.Constraints, p.RoomKey = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(pool))
+	p.Constraints, p.RoomKey = unique.Make(fmt.Sprint(pool)), unique.Make(fmt.Sprint(memory, pool))
 	c.pods[name] = p
 	c.SetPod(p)
 }

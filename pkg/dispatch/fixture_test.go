@@ -212,9 +212,7 @@ func (f *fixture) pod(name string, memory gpu.Memory, edits ...edit) {
 	for _, edit := range edits {
 		edit(&p)
 	}
-	demand := p.Demand()
-	demand.Memory = 0
-	p.RoomKey = unique.Make(fmt.Sprint(demand, p.Priority, p.Constraints.Value()))
+	p.RoomKey = unique.Make(fmt.Sprint(p.Demand(), p.Priority, p.Constraints.Value()))
 	if f.pods[name] = p; p.Node != "" {
 		f.ledger.SetBound(p.Node, p.Pod, gpu.Placement{{Card: 0, Memory: p.Request}}, f.now)
 	}

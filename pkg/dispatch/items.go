@@ -120,7 +120,7 @@ func (m *Manager) removeItem(it *item) {
 	if m.items[it.ID] == it {
 		it.kind.items--
 		if it.kind.items == 0 {
-			delete(m.kinds, it.kind.kindKey)
+			delete(m.kinds, it.kind.key)
 		}
 		delete(m.items, it.ID)
 		m.queue.Remove(it.Item)

@@ -6,14 +6,14 @@ import (
 	"time"
 	"unique"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // kind is shared by items that fit the same free resources: if one of them has no room, none has.
 type kind struct {
-	kindKey
+	// key is the RoomKey of the pod, or the RoomKeys of the pods.
+	key unique.Handle[string]
 	// obstacle is why there was no room at the latest attempt on all nodes: ObstacleNoRoom or ObstacleNeverFits; ObstacleUntried if there was none.
 	obstacle reasons.Obstacle
 	// retryAt is when all nodes are tried again. Until then only those on which resources are freed.
@@ -24,13 +24,6 @@ type kind struct {
 	items int
 	// shapeKey is queue.Profile.ShapeKey.
 	shapeKey string
-}
-
-// kindKey identifies a kind. For an item of several pods, text has their amounts and memory is 0.
-type kindKey struct {
-	text unique.Handle[string]
-	// memory is what a pod requests of each card.
-	memory gpu.Memory
 }
 
 // isDue reports whether all nodes are to be tried.
@@ -48,21 +41,19 @@ func (k *kind) failEverywhere(fits bool, now time.Time) {
 
 // kindOf returns the kind of an item that consists of these pods.
 func (m *Manager) kindOf(pods []*pod) *kind {
-	key := kindKey{pods[0].RoomKey, pods[0].Demand().Memory}
+	key := pods[0].RoomKey
 	if len(pods) > 1 {
 		var all strings.Builder
 		for _, p := range pods {
 			all.WriteString(text(p.RoomKey))
 			all.WriteByte(0)
-			all.WriteString(p.Demand().Memory.String())
-			all.WriteByte(0)
 		}
-		key = kindKey{text: unique.Make(all.String())}
+		key = unique.Make(all.String())
 	}
 	found := m.kinds[key]
 	if found == nil {
-		sum := sha256.Sum256([]byte(text(key.text) + " " + key.memory.String())) // Of a group it can be long.
-		found = &kind{kindKey: key, shapeKey: string(sum[:])}
+		sum := sha256.Sum256([]byte(text(key))) // Of a group it can be long.
+		found = &kind{key: key, shapeKey: string(sum[:])}
 		m.kinds[key] = found
 	}
 	return found

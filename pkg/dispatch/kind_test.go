@@ -11,7 +11,7 @@ import (
 func TestKinds(t *testing.T) {
 	f := newFixture(t, nil, nil)
 	like := func(memory gpu.Memory) *pod {
-		return &pod{Pod: &Pod{Pod: gpu.Pod{Request: memory}, RoomKey: unique.Make("a")}}
+		return &pod{Pod: &Pod{Pod: gpu.Pod{Request: memory}, RoomKey: unique.Make(memory.String())}}
 	}
 	group := f.kindOf([]*pod{like(2), like(1)})
 	want(t, "the same amounts are of one kind", true, group == f.kindOf([]*pod{like(2), like(1)}))

@@ -107,7 +107,7 @@ type Manager struct {
 	// queue has the tenants and the items that wait, which items has by ID.
 	queue fairshare.Queue
 	items map[string]*item
-	kinds map[kindKey]*kind
+	kinds map[unique.Handle[string]]*kind
 
 	// rounds counts the rounds, and roundAt is when the latest one was. unfinished are the tenants of which it has not tried all items that were due, with
 	// the number of the round since which that is so. changed is true if a pod or a tenant changed since.
@@ -115,7 +115,7 @@ type Manager struct {
 	roundAt    time.Time
 	unfinished map[string]uint64
 	changed    bool
-	// checked is when isCheckDue was true.
+	// checked is when dueStandings last did something.
 	checked  time.Time
 	reclaims reclaims
 }
@@ -126,7 +126,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
-		items: map[string]*item{}, kinds: map[kindKey]*kind{}, reclaims: newReclaims(),
+		items: map[string]*item{}, kinds: map[unique.Handle[string]]*kind{}, reclaims: newReclaims(),
 	}
 }
 

@@ -25,7 +25,7 @@ type Pod struct {
 	// Group is the pod's group; zero if it has none.
 	Group gang.Key
 	// Constraints are equal for pods that can use the same nodes; pods without Constraints can use all nodes. RoomKey is equal for
-	// unbound pods that fit the same free resources, apart from the amount of GPU memory. A bound pod has no RoomKey, and keeps its
+	// unbound pods that fit the same free resources. A bound pod has no RoomKey, and keeps its
 	// Constraints.
 	Constraints, RoomKey unique.Handle[string]
 }

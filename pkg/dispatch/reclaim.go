@@ -33,6 +33,11 @@ func newReclaims() reclaims {
 
 // reclaim requests evictions for tenants below their share, and ends holds that don't help any more.
 func (m *Manager) reclaim(s *standings) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading {
+		return
+	}
 	starving := m.starving(s)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, m.now)
 	m.endLateHolds()

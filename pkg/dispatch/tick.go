@@ -15,7 +15,7 @@ func (m *Manager) Tick(now time.Time) {
 	m.grantDue(now)
 	if s := m.dueStandings(); s != nil {
 		m.setShares(s)
-		m.useStandings(s)
+		m.reclaim(s)
 	}
 }
 
@@ -39,39 +39,26 @@ func (m *Manager) grantDue(now time.Time) {
 	if m.changed || len(m.unfinished) > 0 || len(freed) > 0 || now.Sub(m.roundAt) >= roundInterval {
 		m.makeRound(freed)
 	}
-	if m.isCheckDue() {
-		m.provision()
-	}
 	m.openGates()
 }
 
-// isCheckDue reports whether checkInterval has passed.
-func (m *Manager) isCheckDue() bool { return m.now.Sub(m.checked) >= checkInterval }
-
-// dueStandings returns the state of the tenants for reclaim once every checkInterval, else nil. It doesn't share its hold of the lock with a round: both
-// take milliseconds in a large cluster. What changed after the round can have taken the pods of a group out of their item, so items of groups are
-// made again.
+// dueStandings does once every checkInterval what isn't part of a round: it opens gates for an autoscaler, and returns the state of the tenants for
+// reclaim; else nil. It doesn't share its hold of the lock with a round: both take milliseconds in a large cluster. What changed after the round can
+// have taken the pods of a group out of their item, so items of groups are made again.
 func (m *Manager) dueStandings() *standings {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading || !m.isCheckDue() {
+	if !m.leading || m.now.Sub(m.checked) < checkInterval {
 		return nil
 	}
 	m.checked = m.now
+	m.provision()
+	m.openGates()
 	if m.ReclaimAfter == 0 {
 		return nil
 	}
 	m.gatherGroups()
 	return m.takeStandings()
-}
-
-// useStandings requests evictions for tenants below their share, and ends holds that don't help any more.
-func (m *Manager) useStandings(s *standings) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.leading {
-		m.reclaim(s)
-	}
 }
 
 // updatePause records whether the item must not be granted because it, or others of its namespace, failed. awaits is true if it has an awaited

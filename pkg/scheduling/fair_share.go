@@ -115,12 +115,10 @@ func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
 	f.manager.SetPod(p)
 }
 
-// roomKey returns a short text that is equal for pods that differ at most in the amount of GPU memory; apart from that they fit the same free
-// resources. It is a cryptographic hash: a user can't make a pod that counts as like one that differs.
+// roomKey returns a short text that is equal for pods that fit the same free resources. It is a cryptographic hash: a user can't make a pod that counts
+// as like one that differs.
 func roomKey(pod *clustercache.PodInfo) string {
-	demand := pod.Demand()
-	demand.Memory = 0
-	sum := sha256.Sum256(fmt.Appendf(nil, "%v %d %v %s", demand, pod.Priority, pod.Requests, pod.Constraints.Value()))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%v %d %v %s", pod.Demand(), pod.Priority, pod.Requests, pod.Constraints.Value()))
 	return string(sum[:])
 }
 

@@ -24,9 +24,9 @@ func TestRequeuePendingPods(t *testing.T) {
 		pods []kruntime.Object
 		want bool
 	}{
-		"a pending pod":                 {[]kruntime.Object{fake.Pod("small", 60)}, true},
-		"no pending pod":                {[]kruntime.Object{fake.Pod("b", 60, fake.Bound("n1", 0)), fake.Pod("no GPU memory", 0)}, false},
-		"a pod that has ended":          {[]kruntime.Object{fake.Pod("p", 10, fake.Phase(corev1.PodFailed))}, false},
+		"a pending pod":        {[]kruntime.Object{fake.Pod("small", 60)}, true},
+		"no pending pod":       {[]kruntime.Object{fake.Pod("b", 60, fake.Bound("n1", 0)), fake.Pod("no GPU memory", 0)}, false},
+		"a pod that has ended": {[]kruntime.Object{fake.Pod("p", 10, fake.Phase(corev1.PodFailed))}, false},
 	} {
 		for _, replicas := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, replicas: %v", name, replicas), bubble(func(t *testing.T) {
