@@ -261,9 +261,9 @@ func (c *crowd) run() (r crowdResult) {
 // order. The first of all are mostly the largest, which fill cards best. A random order lacks that, and an order by tenant too: beyond a random order
 // fair sharing costs little. The long form prints the figures in docs/performance.md.
 func TestCrowd(t *testing.T) {
-	size, seeds, even, toFirst, toRandom := crowdSize{total: 500, cards: 200, pool: 60}, 1, 0.98, 0.04, 0.01
+	size, seeds, even, toFirst, toRandom := crowdSize{total: 500, cards: 200, pool: 60}, 1, 0.98, 0.03, 0.01
 	if os.Getenv("GPUSHARE_TEST_LONG") != "" {
-		size, seeds, even, toFirst, toRandom = crowdSize{total: 2000, cards: 800, pool: 240}, 10, 0.985, 0.04, 0.015
+		size, seeds, even, toFirst, toRandom = crowdSize{total: 2000, cards: 800, pool: 240}, 10, 0.985, 0.04, 0.01
 	}
 	for seed := range uint64(seeds) {
 		first := newCrowd(t, size, seed, true, 0).run()

@@ -90,8 +90,6 @@ type Nominator struct {
 
 	// mu guards the fields below it. The ledger is not called with mu held.
 	mu sync.Mutex
-	// size is that of the smallest sample, until a node changes; 0 if it isn't known.
-	size int
 	// requests are the pods to nominate, and searched is when it was last checked which of them are due. givenUp is until when
 	// nominations are not expected to help a pod.
 	requests map[gpu.PodUID]request

@@ -30,25 +30,13 @@ type request struct {
 	due, until time.Time
 }
 
-// NodesChanged records that the number of nodes may have changed. The cluster cache must have the change already.
-func (n *Nominator) NodesChanged() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.size = 0
-}
-
 // isSample reports whether the candidate nodes of a filter call can be a sample.
 func (n *Nominator) isSample(nodes []string) bool {
 	if n.SampleSize == nil {
 		return false
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.size == 0 {
-		all := len(n.Cache.Nodes())
-		n.size = n.SampleSize(all - all/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
-	}
-	return len(nodes) >= n.size
+	all := len(n.Cache.Nodes())
+	return len(nodes) >= n.SampleSize(all-all/20) // kube-scheduler's watch may show some nodes less than the watch of this process.
 }
 
 // Request requests the nomination of a pod that a filter call has rejected, if the call had a sample and another node has room. It reports

@@ -116,18 +116,13 @@ func (h *eventHandlers) NodeUpdated(object *corev1.Node) {
 		h.ledger.DeleteNode(object.Name)
 	}
 	h.fair.freed(object.Name)
-	h.nodesChanged()
+	h.expectations.expectSoon()
 }
 
 // NodeDeleted implements clustercache.Handler.
 func (h *eventHandlers) NodeDeleted(name string) {
 	h.nodes.DeleteNode(name)
 	h.ledger.DeleteNode(name)
-	h.nodesChanged()
-}
-
-func (h *eventHandlers) nodesChanged() {
-	h.nominator.NodesChanged()
 	h.expectations.expectSoon()
 }
 
