@@ -90,13 +90,10 @@ type search struct {
 	cards  []int
 	demand *gpu.Demand
 	pool   []int
-	// shares is the memory that each of them has on the first card, and rest, for each tenant and position, the sum from there on.
+	// shares is the memory that each of them has on the first card.
 	shares []gpu.Memory
-	rest   map[string][]gpu.Memory
-	// split are the positions of groups of which a pod is a candidate by itself too.
-	split []int
-	steps int
-	best  *option
+	steps  int
+	best   *option
 	// chosen are the victims so far, the newest first, and memory is the memory of these victims.
 	chosen []int
 	memory gpu.Memory
@@ -105,12 +102,11 @@ type search struct {
 // search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If pod is nil, only the
 // cards count, not the other resources.
 func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Demand, best *option) *option {
-	s := &search{trial: t, node: node, pod: pod, cards: cards, demand: demand, best: best, rest: map[string][]gpu.Memory{}, steps: maxStepsOnCards}
+	s := &search{trial: t, node: node, pod: pod, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
 	var indexes []int
 	for _, c := range cards {
 		indexes = append(indexes, t.cluster.Cards[node][c].Index)
 	}
-	alone := map[gpu.PodUID]bool{}
 	for _, v := range t.on[node] {
 		if t.isGone(v) {
 			continue
@@ -130,21 +126,6 @@ func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Deman
 		}
 		if onAny {
 			s.pool, s.shares = append(s.pool, v), append(s.shares, onFirst)
-			if pods := t.need.Victims[v].Pods; len(pods) == 1 {
-				alone[pods[0].UID] = true
-			}
-		}
-	}
-	for i, v := range s.pool {
-		tenant := t.need.Victims[v].Tenant
-		if s.rest[tenant] == nil {
-			s.rest[tenant] = make([]gpu.Memory, len(s.pool)+1)
-		}
-		for from := range s.rest[tenant][:i+1] {
-			s.rest[tenant][from] += s.shares[i]
-		}
-		if pods := t.need.Victims[v].Pods; len(pods) > 1 && slices.ContainsFunc(pods, func(p gpu.Pod) bool { return alone[p.UID] }) {
-			s.split = append(s.split, i)
 		}
 	}
 	s.decide(0)
@@ -180,17 +161,16 @@ func (s *search) decide(i int) {
 	s.decide(i + 1)
 }
 
-// freeable returns the memory on the first card that the candidates from position i on have, without those that may not be evicted beside the victims
-// so far.
+// freeable returns the memory on the first card that the candidates from position i on have and their tenants can lose beside the victims so far.
 func (s *search) freeable(i int) (sum gpu.Memory) {
-	for tenant, rest := range s.rest {
-		of := rest[i]
-		for _, group := range s.split {
-			if v := s.pool[group]; group >= i && s.need.Victims[v].Tenant == tenant && s.isGone(v) { // A member of it is a victim by itself.
-				of -= s.shares[group]
-			}
+	of := map[string]gpu.Memory{}
+	for j, v := range s.pool[i:] {
+		if !s.isGone(v) { // Otherwise a member of the group is a victim by itself.
+			of[s.need.Victims[v].Tenant] += s.shares[i+j]
 		}
-		sum += min(of, s.need.Tenants[tenant].Excess.Sub(s.lost[tenant]))
+	}
+	for tenant, memory := range of {
+		sum += min(memory, s.need.Tenants[tenant].Excess.Sub(s.lost[tenant]))
 	}
 	return sum
 }
