@@ -18,7 +18,7 @@ type kind struct {
 	obstacle reasons.Obstacle
 	// retryAt is when all nodes are tried again. Until then only those on which resources are freed.
 	retryAt time.Time
-	// failedIn is the number of the latest round in which there was no room, and searchedIn that of the latest one that tried all nodes in vain.
+	// failedIn is the number of the latest round in which there was no room, and searchedIn that of the latest one that tried all nodes without success.
 	failedIn, searchedIn uint64
 	// items counts the items of this kind.
 	items int

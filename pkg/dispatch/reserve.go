@@ -9,8 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxSearches is the number of items of each tenant for which one round tries all nodes in vain, because event handlers wait for the end of the round.
-// The next rounds try the others.
+// maxSearches is the number of items of each tenant for which one round tries all nodes without success, because event handlers wait for the end of the
+// round. The next rounds try the others.
 const maxSearches = 32
 
 // try reserves places for the pods of an item. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.

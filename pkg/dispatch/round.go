@@ -35,7 +35,7 @@ func sorted(nodes []string) []string {
 
 // tenantRound is what a round knows of a tenant.
 type tenantRound struct {
-	// searches counts the items for which all nodes were tried in vain. unfinished is true if others were due.
+	// searches counts the items for which all nodes were tried without success. unfinished is true if others were due.
 	searches   int
 	unfinished bool
 }
