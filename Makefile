@@ -26,6 +26,7 @@ build: build-static build-plugin ## build the binaries into bin/
 .PHONY: build-static
 build-static:
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w $(STAMP)' -o $(BIN)/ ./cmd/gpushare-extender ./cmd/kubectl-inspect-gpushare
+	@ln -sf kubectl-inspect-gpushare $(BIN)/kubectl_complete-inspect-gpushare
 
 # grpcnotrace omits gRPC's debug pages. Their templates prevent the linker from removing unused methods (19 MB).
 .PHONY: build-plugin

@@ -1,4 +1,5 @@
-// kubectl-inspect-gpushare is the kubectl plugin of `kubectl inspect gpushare`.
+// kubectl-inspect-gpushare is the kubectl plugin of `kubectl inspect gpushare`. Under the name
+// kubectl_complete-inspect-gpushare, a link to it, it completes the arguments of that command for kubectl.
 package main
 
 import (
@@ -7,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -27,6 +30,9 @@ func run() int {
 
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	cmd := inspect.NewCommand(streams, version.Get().String())
+	if strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl_complete-") {
+		cmd.SetArgs(inspect.CompletionArgs(os.Args[1:]))
+	}
 	switch err := cmd.ExecuteContext(ctx); {
 	case errors.Is(err, inspect.ErrInterrupted):
 		return 130 // The status of a program that Ctrl-C ends, in shells.

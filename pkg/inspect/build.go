@@ -25,6 +25,8 @@ import (
 type Objects struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
+	// Others are the pods that are bound and ask for no GPU memory; nil if they were not read.
+	Others []*corev1.Pod
 	// PodGroups are read if a pending pod names one; nil if none does, or if the API server has none.
 	PodGroups map[gang.Key]gang.PodGroup
 	// podGroupsForbidden is true if the user may not list them.
@@ -150,6 +152,7 @@ func (r *Report) addNodes(objects Objects, bound map[string][]*corev1.Pod) {
 	if problem := diagnosis.UnitsProblem(units); problem != "" {
 		r.Problems = append(r.Problems, problem)
 	}
+	objects.addStranded(r.Nodes, l)
 	r.sumUp()
 }
 

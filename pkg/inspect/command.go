@@ -31,7 +31,11 @@ Columns:
   PENDING(Allocated)     memory of pods that are bound to the node and count on none of its cards
   GPU Memory(unit)       allocated and total memory of the node; the unit applies to all columns
   GPUn(Cores)            allocated and total computing of card n, in percent; only if pods ask for some
-  LARGEST FREE(unit)     the largest request that fits a card of the node now (with -o wide)
+  LARGEST FREE(unit)     the largest request that fits a card of the node now (on terminals, and with -o wide)
+  STRANDED               free memory that no kind of the present pods can use, because the node lacks CPU or memory (with -o wide)
+
+On a terminal that is wide enough, a bar for each card follows; the bar of an unhealthy card is crossed out. On a narrow
+terminal the cards' headers are shortened. Output to a file or a pipe never depends on the terminal.
 
 The request of a pending pod that asks for several cards is their number and the memory on each (2x8), followed by the
 computing of each if it asks for some (2x8,50%).
@@ -130,12 +134,16 @@ func newCommand(streams genericiooptions.IOStreams, version string, pause time.D
 	flags.StringVarP(&o.scope.selector, "selector", "l", "", "Show only the nodes with these labels (for example pool=a100,zone!=b).")
 	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "List the pods of all namespaces, which is the default; overrides -n.")
 	flags.BoolVar(&o.noHeaders, "no-headers", false, "Print only the rows of the table, for scripts.")
-	flags.StringVar(&o.color, "color", colorAuto, "When to use colors: auto (on terminals, unless NO_COLOR is set), always (also in pipes) or never.")
+	flags.StringVar(&o.color, "color", colorAuto, "When to use colors and bars: auto (on terminals; NO_COLOR turns off colors), always (also in "+
+		"pipes) or never (no colors).")
 	o.connection.AddFlags(flags)
 	flags.Bool("version", false, "Print the version and exit.") // Defined here without -v, which is the log level in kubectl.
 	// Cards belong to no namespace, so unlike other commands this one ignores the context's namespace.
 	flags.Lookup("namespace").Usage = "List only the pods of this namespace; with --pending and --groups, rights in it are enough. The sums " +
 		"always include all pods."
+	if err := o.addCompletion(cmd); err != nil {
+		panic(err) // Unreachable: the flags were defined above.
+	}
 	return cmd
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // writeDetails writes a block for each node with the pods on each card, in the node's unit, then the cluster's sum and the
-// pending pods. wide adds the status of every pod and a table of the node's cards.
+// pending pods. wide adds the status of every pod and a table of the node's cards, which terminals always get.
 func writeDetails(out *bytes.Buffer, report Report, f format) {
 	for i := range report.Nodes {
 		node := &report.Nodes[i]
@@ -22,12 +22,12 @@ func writeDetails(out *bytes.Buffer, report Report, f format) {
 			{plain, []string{"UNIT:", node.Unit.String()}},
 		}, node.aboutRows()...).write(out, f.look)
 		fmt.Fprintln(out)
-		if f.wide {
-			width = max(width, cardRows(node).write(out, f.look))
+		if f.wide || f.look.bars {
+			width = max(width, cardRows(node, f.look.bars).write(out, f.look))
 			fmt.Fprintln(out)
 		}
 		width = max(width, podRows(node, f.wide).write(out, f.look))
-		fmt.Fprintf(out, "%s\n\n", rule(width))
+		fmt.Fprintf(out, "%s\n\n", rule(width, f.look))
 	}
 	if len(report.Nodes) > 0 {
 		fmt.Fprintln(out, largestFreeText(report))
@@ -74,7 +74,7 @@ func podRows(node *Node, wide bool) rows {
 	return table
 }
 
-func cardRows(node *Node) rows {
+func cardRows(node *Node, bars bool) rows {
 	columns := []column[Card]{
 		{"GPU", func(c Card) string { return fmt.Sprintf("GPU%d", c.Index) }},
 		{"UUID", func(c Card) string { return cmp.Or(c.UUID, "-") }},
@@ -92,6 +92,9 @@ func cardRows(node *Node) rows {
 	}
 	if len(node.Adapters) > 0 {
 		columns = append(columns, column[Card]{"RDMA", func(c Card) string { return cmp.Or(c.RDMAPorts, "-") }})
+	}
+	if bars {
+		columns = append(columns, column[Card]{"", func(c Card) string { return cardBar(&c, 2*barWidth) }})
 	}
 	columns = append(columns, column[Card]{"HEALTH", func(c Card) string {
 		if c.Healthy {

@@ -56,7 +56,7 @@ func newFakeAPI(t *testing.T, objects Objects) *fakeAPI {
 	for _, n := range objects.Nodes {
 		api.put(n)
 	}
-	for _, p := range objects.Pods {
+	for _, p := range slices.Concat(objects.Pods, objects.Others) {
 		api.put(p)
 	}
 	api.Server = httptest.NewServer(api)

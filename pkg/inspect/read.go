@@ -27,9 +27,14 @@ type scope struct {
 	// onlyNamespace is the namespace of the only pods that are read, and no nodes are, for users with rights in one namespace.
 	// Empty reads nodes, and pods of all namespaces.
 	onlyNamespace string
+	// others is true if bound pods that ask for no GPU memory are read too, see readsOthers.
+	others bool
 }
 
 func (s scope) all() bool { return len(s.nodes) == 0 && s.selector == "" }
+
+// readsOthers reports whether all bound pods that ask for no GPU memory are read too, without what isn't needed to add up their requests.
+func (s scope) readsOthers() bool { return s.others && s.all() && s.onlyNamespace == "" }
 
 // name returns what the sums of the scope are about, for titles; empty for the cluster.
 func (s scope) name() string {
@@ -65,6 +70,9 @@ func nodeNames(args []string) ([]string, error) {
 // Lists are read in pages, and as consistent reads (no resource version is given), so that the result is current.
 func read(ctx context.Context, client kubernetes.Interface, scope scope) (Objects, error) {
 	out := Objects{PodsOnly: scope.onlyNamespace != ""}
+	if scope.readsOthers() {
+		out.Others = []*corev1.Pod{}
+	}
 	group, lists := errgroup.WithContext(ctx)
 	if !out.PodsOnly {
 		group.Go(func() error {
@@ -83,6 +91,8 @@ func read(ctx context.Context, client kubernetes.Interface, scope scope) (Object
 					pod.ManagedFields = nil
 				}
 				out.Pods = append(out.Pods, pod)
+			} else if scope.readsOthers() && pod.Spec.NodeName != "" {
+				out.Others = append(out.Others, onlyRequests(pod))
 			}
 		})
 	})

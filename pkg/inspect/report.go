@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -76,6 +77,9 @@ type Node struct {
 	// UnknownCard is the part of Allocated that is on none of Cards: of pods bound to a card that no longer exists, or without
 	// a card while no card has room for them.
 	UnknownCard gpu.Memory `json:"unknownCard"`
+	// Stranded is free memory that is of no use, because the node lacks CPU, memory, or both, for every kind of pods: the amount by what the node
+	// lacks, as in metrics. It is left out if only some nodes were selected.
+	Stranded placement.Stranded `json:"stranded,omitzero"`
 	// Free is the free memory of all healthy cards; zero if no new pod can run on the node.
 	Free gpu.Memory `json:"free"`
 	// LargestFree is the largest request that fits a card of the node now.

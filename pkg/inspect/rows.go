@@ -98,7 +98,13 @@ func (r rows) writeSection(out *bytes.Buffer, look look, title string) {
 }
 
 // rule returns a horizontal line below rows of that width, up to a limit.
-func rule(width int) string { return strings.Repeat("-", min(width, 120)) }
+func rule(width int, look look) string {
+	limit := 120
+	if look.width > 0 {
+		limit = look.width
+	}
+	return strings.Repeat("-", min(width, limit))
+}
 
 // oneLine sanitizes a text for a cell: it contains no line breaks or tabs, and nothing that a terminal interprets.
 func oneLine(s string) string {

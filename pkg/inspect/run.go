@@ -40,6 +40,7 @@ func (o *options) run(ctx context.Context) error {
 		}
 		return o.print(o.drawGroups(BuildGroups(pods, podGroups, time.Now())))
 	}
+	o.scope.others = !o.pending && (o.output == outputWide || o.structured())
 	again := false
 	next := func(ctx context.Context) (page, error) {
 		objects, err := read(ctx, client, o.scope)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/placement"
 )
 
 // format says how a table is written.
@@ -23,37 +24,66 @@ type format struct {
 
 // writeTable writes a row for each node, the sum of all nodes, problems and pending pods. Nodes with the same cards are in one table. All
 // amounts are in the unit that the header names. Scripts parse the columns up to "GPU Memory" and the last lines of the sum. So new columns
-// come after these columns, new lines before these lines, and colors appear on terminals only.
+// come after these columns, new lines before these lines, and colors and bars appear on terminals only.
 func writeTable(out *bytes.Buffer, report Report, f format) {
 	if f.rowsOnly {
-		for _, table := range nodeTables(report, f.wide) {
+		for _, table := range nodeTables(report, layout{wide: f.wide}) {
 			table[1:].write(out, f.look)
 		}
 		return
 	}
 	if len(report.Nodes) > 0 {
-		width := 0
-		for i, table := range nodeTables(report, f.wide) {
-			if i > 0 {
-				fmt.Fprintln(out)
-			}
-			width = max(width, table.write(out, f.look))
-		}
-		fmt.Fprintln(out, rule(width))
+		nodes, width := fitNodeTables(report, f)
+		out.Write(nodes)
+		fmt.Fprintln(out, rule(width, f.look))
 		if text := simulatedText(report); text != "" {
 			fmt.Fprintln(out, text)
 		}
 		fmt.Fprintln(out, largestFreeText(report))
-		fmt.Fprintf(out, "%s\n%s\n", f.sumTitle(), sumText(report.Cluster.Sum))
+		fmt.Fprintf(out, "%s\n%s", f.sumTitle(), sumText(report.Cluster.Sum))
+		if f.look.bars {
+			fmt.Fprint(out, "  ", bar(report.Cluster.Allocated, report.Cluster.Total, 2*barWidth))
+		}
+		fmt.Fprintln(out)
 	}
 	writeClusterProblems(out, report, f)
 	problemRows(report, f.wide).writeSection(out, f.look, "Problems:")
 	writePods(out, report, f)
 }
 
+// layout says which columns the table of nodes has. The zero layout is the one that scripts parse.
+type layout struct {
+	// wide adds columns on the right, bars a bar for each card. short shortens the headers of the cards.
+	wide, bars, short bool
+}
+
+// fitNodeTables returns the tables of nodes in the first layout that fits the terminal, and the width of the widest. With wide they
+// have all columns everywhere.
+func fitNodeTables(report Report, f format) (text []byte, width int) {
+	layouts := []layout{{wide: f.wide}}
+	if f.look.bars && !f.wide {
+		layouts = []layout{{bars: true}, {bars: true, short: true}, {short: true}}
+	}
+	for _, layout := range layouts {
+		var out bytes.Buffer
+		width = 0
+		for i, table := range nodeTables(report, layout) {
+			if i > 0 {
+				fmt.Fprintln(&out)
+			}
+			width = max(width, table.write(&out, f.look))
+		}
+		text = out.Bytes()
+		if f.look.width == 0 || width <= f.look.width {
+			break
+		}
+	}
+	return text, width
+}
+
 // nodeTables returns a table for all nodes with the same cards. In a single table a node with many cards would make the rows of all others as long as
-// its own. Every row of a table has every column, which scripts rely on. wide adds columns on the right.
-func nodeTables(report Report, wide bool) (tables []rows) {
+// its own. Every row of a table has every column, which scripts rely on.
+func nodeTables(report Report, layout layout) (tables []rows) {
 	var keys []string
 	nodes := map[string][]*Node{} // By the indices of their cards.
 	for i := range report.Nodes {
@@ -65,14 +95,14 @@ func nodeTables(report Report, wide bool) (tables []rows) {
 		nodes[key] = append(nodes[key], node)
 	}
 	for _, key := range keys {
-		columns := nodeColumns(report, cardIndices(nodes[key][0]), wide)
+		columns := nodeColumns(report, cardIndices(nodes[key][0]), layout)
 		tables = append(tables, newTable(nodes[key], func(n *Node) style { return redIf(len(n.Problems) > 0) }, columns))
 	}
 	return tables
 }
 
 // nodeColumns returns the columns of the table of the nodes that have the cards with these indices.
-func nodeColumns(report Report, indices []int, wide bool) []column[*Node] {
+func nodeColumns(report Report, indices []int, layout layout) []column[*Node] {
 	unit := report.Cluster.Unit
 	amount := func(node *Node, m gpu.Memory) string { return convert(m, node.Unit, unit).String() }
 	columns := []column[*Node]{
@@ -82,7 +112,11 @@ func nodeColumns(report Report, indices []int, wide bool) []column[*Node] {
 	add := func(name string, cell func(*Node) string) { columns = append(columns, column[*Node]{name, cell}) }
 
 	for _, index := range indices {
-		add(fmt.Sprintf("GPU%d(Allocated/Total)", index), func(n *Node) string { return amount(n, n.card(index).Allocated) + "/" + amount(n, n.card(index).Total) })
+		name := fmt.Sprintf("GPU%d(Allocated/Total)", index)
+		if layout.short {
+			name = fmt.Sprintf("GPU%d", index)
+		}
+		add(name, func(n *Node) string { return amount(n, n.card(index).Allocated) + "/" + amount(n, n.card(index).Total) })
 	}
 	if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.UnknownCard > 0 }) {
 		add("PENDING(Allocated)", func(n *Node) string {
@@ -93,13 +127,23 @@ func nodeColumns(report Report, indices []int, wide bool) []column[*Node] {
 		})
 	}
 	add(fmt.Sprintf("GPU Memory(%s)", unit), func(n *Node) string { return amount(n, n.Allocated) + "/" + amount(n, n.Total) })
-	columns = append(columns, coresColumns(report.Nodes, indices)...)
-	if wide {
+	columns = append(columns, coresColumns(report.Nodes, indices, layout)...)
+	if layout.wide || layout.bars || layout.short {
 		add(fmt.Sprintf("LARGEST FREE(%s)", unit), func(n *Node) string { return amount(n, n.LargestFree) })
+	}
+	if layout.bars {
+		for _, index := range indices {
+			add(fmt.Sprintf("GPU%d", index), func(n *Node) string { return cardBar(n.card(index), barWidth) })
+		}
+	}
+	if layout.wide {
 		add("UNIT", func(n *Node) string { return n.Unit.String() })
 		add("MODEL", func(n *Node) string { return models(n) })
 		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return len(n.Adapters) > 0 }) {
 			add("RDMA", rdmaPorts)
+		}
+		if slices.ContainsFunc(report.Nodes, func(n Node) bool { return n.Stranded != placement.Stranded{} }) {
+			add("STRANDED", func(n *Node) string { return cmp.Or(n.Stranded.Text(n.Unit), "-") })
 		}
 		add("PROBLEMS", func(n *Node) string { return cmp.Or(strings.Join(n.Problems, "; "), "-") })
 	}
@@ -107,8 +151,8 @@ func nodeColumns(report Report, indices []int, wide bool) []column[*Node] {
 }
 
 // coresColumns returns a column for each card with its allocated and total cores, if a pod asks for cores.
-func coresColumns(nodes []Node, indices []int) (columns []column[*Node]) {
-	if !slices.ContainsFunc(nodes, func(n Node) bool { return n.coresInUse() }) {
+func coresColumns(nodes []Node, indices []int, layout layout) (columns []column[*Node]) {
+	if layout.short || !slices.ContainsFunc(nodes, func(n Node) bool { return n.coresInUse() }) {
 		return nil
 	}
 	for _, index := range indices {

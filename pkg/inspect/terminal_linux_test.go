@@ -53,25 +53,26 @@ func screenOf(user *os.File) *output {
 	return seen
 }
 
-// TestWatchOnTerminal checks on a pseudo-terminal that each table replaces the last one.
+// TestWatchOnTerminal checks on a pseudo-terminal that each table replaces the last one, and has bars.
 func TestWatchOnTerminal(t *testing.T) {
 	for term, separator := range map[string]string{"xterm": clearScreen, "dumb": "========"} {
 		t.Run(term, func(t *testing.T) {
 			t.Setenv("NO_COLOR", "1")
 			t.Setenv("TERM", term)
 			user, program := openTerminal(t)
+			check.Must(t, unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 120, Row: 24}))
 			screen := screenOf(user)
 			api := newFakeAPI(t, objects([]nodeBuilder{legacyNode("node", "10.0.0.1", 16)}))
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			ended := start(ctx, t, api, program, program, "-w")
 			screen.waitFor(t, "the node", func(text string) bool {
-				return strings.Contains(text, "0/16                   0/16")
+				return strings.Contains(text, "0/16                   0/16             16                 ..........")
 			})
 			api.put(newPod("pod", 8).on("node", 0))
 			screen.waitFor(t, "the pod", func(text string) bool {
 				last := text[strings.LastIndex(text, separator)+1:]
-				return strings.Contains(last, "8/16                   8/16")
+				return strings.Contains(last, "8/16                   8/16             8                  #####.....")
 			})
 			interrupt()
 			if err := ended(); err != nil {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -39,6 +40,17 @@ func (s *Stranded) Text(unit gpu.Unit) string {
 		}
 	}
 	return strings.Join(parts, "; ")
+}
+
+// MarshalJSON writes an object with the amounts that aren't zero, by the names of the shortages.
+func (s Stranded) MarshalJSON() ([]byte, error) {
+	amounts := map[string]gpu.Memory{}
+	for shortage, memory := range s {
+		if memory > 0 {
+			amounts[Shortage(shortage).String()] = memory
+		}
+	}
+	return json.Marshal(amounts)
 }
 
 // Stranded returns the node's free memory on cards that pods of some expected kind could use, if the node had more CPU or memory free, but that
