@@ -35,8 +35,8 @@ func (o *Objects) addStranded(nodes []Node, l *ledger.Ledger) {
 		}
 	}
 	for i := range nodes {
-		if free, all, revision, known := cluster.FreeBeside(nodes[i].Name); known {
-			l.SetBeside(nodes[i].Name, free, all, revision)
+		if free, all, known := cluster.FreeBeside(nodes[i].Name); known {
+			l.SetBeside(nodes[i].Name, free, all)
 		}
 	}
 	l.Expect(kinds.Kinds(), kinds.Turnover(), placement.Binpack, cluster.Names)
