@@ -41,11 +41,6 @@ func (f *handlersFixture) report(pods ...*corev1.Pod) {
 	}
 }
 
-func (f *handlersFixture) delete(pod *corev1.Pod) {
-	f.handlers.PodDeleted(f.pods[pod.Name])
-	delete(f.pods, pod.Name)
-}
-
 func (f *handlersFixture) wantUsed(want ...gpu.Memory) {
 	f.t.Helper()
 	node, _ := f.ledger.Node("n1")
@@ -100,4 +95,17 @@ func TestUnconfirmedBindOfWholeCards(t *testing.T) {
 		}
 		f.wantUsed(0)
 	}
+}
+
+func TestDeletedNodeFindsItsPods(t *testing.T) {
+	f := newHandlersFixture(t, fake.Node("n1", 100, 100))
+	pod := fake.Pod("p", 40, fake.Bound("n1", 1))
+	f.report(pod)
+	f.handlers.NodeDeleted("n1")
+	if f.fits(gpu.Pod{UID: "x", Request: 1}, "n1") {
+		t.Error("a pod fits a deleted node")
+	}
+	f.want(pod, "bound n1 card 1")
+	f.handlers.NodeUpdated(fake.Node("n1", 100, 100))
+	f.wantUsed(0, 40)
 }

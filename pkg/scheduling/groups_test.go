@@ -160,18 +160,6 @@ func (g *gangFixture) awaitHeld(n int) {
 	g.await(fmt.Sprintf("%d held binds", n), func() bool { return int(g.inFlight.Load()) == n })
 }
 
-// awaitEnds lets time pass until n bind calls have ended, and returns their errors.
-func (g *gangFixture) awaitEnds(n int) map[string]error {
-	g.t.Helper()
-	g.pass("the binds to end", func() bool { return len(g.ends) == n })
-	errs := map[string]error{}
-	for range n {
-		end := <-g.ends
-		errs[end.name] = end.err
-	}
-	return errs
-}
-
 // marked returns the number of members with the annotation that the gang is whole.
 func (g *gangFixture) marked() (n int) {
 	for _, pod := range g.server.Pods() {
