@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -108,4 +109,32 @@ func TestDeletedNodeFindsItsPods(t *testing.T) {
 	f.want(pod, "bound n1 card 1")
 	f.handlers.NodeUpdated(fake.Node("n1", 100, 100))
 	f.wantUsed(0, 40)
+}
+
+// What a node has free follows the watch.
+func TestFreeFollowsTheWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asking := fake.Pod("asking", 16, fake.CPU(5))
+		running := fake.Pod("running", 0, fake.On("n1"), fake.CPU(5))
+		g := startGroups(t, GangOptions{}, asking)
+		fits := func(want bool) {
+			t.Helper()
+			if got := g.nodes.Fits(ledger.ResourceQuery{Node: "n1", Pods: []gpu.PodUID{"uid-asking"}}); got != want {
+				t.Errorf("the pod fits: %t, want %t", got, want)
+			}
+		}
+		fits(true)
+		g.publishObject(running)
+		fits(false)
+		g.publishObject(fake.Edited(running, fake.Phase(corev1.PodSucceeded)))
+		fits(true)
+		g.publishObject(fake.Edited(asking, fake.Nominated("n2"))) // It doesn't count for itself.
+		fits(true)
+		for _, cpus := range []int64{4, 8} {
+			node := fake.Node("n1", 16, 16)
+			node.Status.Allocatable[corev1.ResourceCPU] = fake.Amount("x", cpus)["x"]
+			g.publishNode(node)
+			fits(cpus > 5)
+		}
+	})
 }

@@ -1,21 +1,73 @@
 package scheduling
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 	"weak"
 
 	corev1 "k8s.io/api/core/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/gpushare/gpushare/pkg/binding"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
 )
+
+// A pod is rejected because the watch lags. Then the watch reports that another pod is gone.
+func TestRequeueAfterLateWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		other, pod := fake.Pod("other", 100, fake.Bound("n1", 0)), fake.Pod("p", 60)
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 50), other, pod)
+		if result := f.filter(pod, "n1"); len(result.Passed) != 0 {
+			t.Fatalf("%+v", result)
+		}
+		f.clock.Step(time.Second)
+		f.publishGone(other)
+		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1"}) })
+		if result := f.filter(pod, "n1"); !slices.Equal(result.Names(), []string{"n1"}) {
+			t.Errorf("%+v", result)
+		}
+		check.Must(t, f.bind(pod))
+		// The rejection of a pod that is bound is dropped: then only a change of n2 helps a pod.
+		seen, later := f.requeue.Revision(), fake.Pod("later", 1, fake.Bound("n2", 0))
+		f.requeue.Rejected(protocol.Pod(pod), nil, seen)
+		f.publish(pod)
+		f.publishObject(later)
+		f.requeue.Rejected(gpu.Pod{UID: "rejected", Request: 45}, nil, seen)
+		f.requeue.Freed("n1")
+		f.requeue.Freed("n2")
+		f.pass("the requeue", func() bool { return slices.Equal(f.requeued(), []string{"n1", "n2"}) })
+	})
+}
+
+// While a bind is unconfirmed, the pod is rejected on other nodes. It is requeued when the bind has failed.
+func TestRequeueAfterFailedBind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := fake.Pod("p", 60)
+		f := start(t, Options{}, fake.Node("n1", 100), fake.Node("n2", 100), pod)
+		f.server.Answer(fake.Answers{Bind: func(context.Context, *corev1.Binding) error { return errLost }})
+		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.requeue.All("before")
+		f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
+		before := len(f.requeued())
+		f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
+		if got := f.filter(pod, "n2").Names(); len(got) != 0 {
+			t.Errorf("the pod may go to %v", got)
+		}
+		f.clock.Step(f.BindDeadline())
+		f.pass("the requeue", func() bool { return len(f.requeued()) > before })
+	})
+}
 
 // Pods that a former extender rejected are requeued if there is memory for them: when an extender without replicas has started,
 // or when a replica takes over.
