@@ -32,7 +32,7 @@ func TestPage(t *testing.T) {
 	for _, off := range []string{"--ui-listen-address=", "--ui=false"} {
 		t.Run("nowhere, by "+off, func(t *testing.T) {
 			p := startExtender(t, 1, off)
-			for _, path := range []string{"/ui", "/ui/", "/ui/data.json", "/ui/events"} {
+			for _, path := range []string{"/ui", "/ui/", "/ui/data.json"} {
 				wantStatus(t, plain, "http://"+p.verbs+path, 404)
 			}
 			wantStatus(t, plain, "http://"+p.verbs+"/livez", 200)

@@ -5,10 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"reflect"
 	"runtime/debug"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,12 +25,8 @@ import (
 const (
 	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
 	refreshEvery = time.Second
-	// deltasKept is how many changes a viewer can lag behind before it gets the complete state again.
-	deltasKept = 32
-	// maxViewers bounds the number of open streams.
-	maxViewers = 100
-	// MaxConnections has room for all viewers' streams and for what they load besides. Viewers that forward a port all come from one address.
-	MaxConnections = 2 * maxViewers
+	// MaxConnections has room for a hundred viewers. Viewers that forward a port all come from one address.
+	MaxConnections = 200
 )
 
 // Source provides the data of the page; *scheduling.Scheduler implements it.
@@ -71,84 +67,47 @@ type status struct {
 	Since int64 `json:"since"`
 }
 
-// lists are sent whole when they have changed. Fields without a change, or not known yet, are left out.
-type lists struct {
-	Pending json.RawMessage `json:"pending,omitempty"`
-	// Problems are the pods that share nothing by mistake.
-	Problems json.RawMessage `json:"problems,omitempty"`
-	// Reports are the problems of bound pods.
-	Reports json.RawMessage `json:"reports,omitempty"`
-	// Stranded are the nodes with free memory that is of no use.
-	Stranded json.RawMessage `json:"stranded,omitempty"`
-	// Tenants are null if fair sharing is off.
-	Tenants json.RawMessage `json:"tenants,omitempty"`
-	// Groups are the runs of all groups.
-	Groups json.RawMessage `json:"groups,omitempty"`
-}
-
-// delta is a change. Fields without a change are left out.
-type delta struct {
-	// Time is in Unix milliseconds.
-	Time    int64             `json:"time"`
-	Nodes   []json.RawMessage `json:"nodes,omitempty"`
-	Removed []string          `json:"removed,omitempty"`
-	lists
-	Sample *sample `json:"sample,omitempty"`
-	Status *status `json:"status,omitempty"`
-}
-
-func (d *delta) empty() bool { return reflect.DeepEqual(*d, delta{Time: d.Time}) }
-
-// whole is the complete state.
-type whole struct {
-	Seq    uint64 `json:"seq"`
-	Time   int64  `json:"time"`
-	Status status `json:"status"`
-	// Words are the causes of pending pods in words.
-	Words map[reasons.Reason]string `json:"words"`
-	Nodes []json.RawMessage         `json:"nodes"`
-	lists
-	SampleEvery int      `json:"sampleEverySeconds"`
-	Samples     []sample `json:"samples"`
-}
-
-// entry is a node as last encoded.
+// entry is a node or a list as last encoded, and the revision at which it changed last.
 type entry struct {
-	text  []byte
-	tally tally
+	text     json.RawMessage
+	revision uint64
+	tally    tally // Of a node.
 }
 
-// Board reads the source and encodes changes once for all viewers. Its methods are safe for concurrent use; mu guards all
-// fields below it.
+// Board reads the source and encodes what has changed, once for all viewers. A viewer asks again and again, and names the revision that it has. Its
+// methods are safe for concurrent use; mu guards all fields below it.
 type Board struct {
 	Options
+	// process precedes the revisions of this process: a viewer's next request can reach another one.
+	process string
 
 	mu sync.Mutex
 
 	refreshed time.Time
-	known     uint64 // The ledger's revision.
-	nodes     map[string]entry
-	explained *scheduling.Explanation // The one that is in lists; nil if there was no viewer.
-	lists     lists
-	history   history
-	status    status
+	// revision counts the refreshes that have found a change. What is found has the next one.
+	revision uint64
+	changed  bool // By the current refresh.
+	status   status
 
-	seq     uint64
-	deltas  [][]byte      // The events with the latest deltas, the last one for seq.
-	whole   []byte        // The complete state at seq; nil until requested.
-	changed chan struct{} // Closed at the next delta.
-	viewers int
+	ledgerRevision uint64
+	nodes          map[string]entry
+	removed        uint64 // The revision at which a node was removed last.
+
+	explained *scheduling.Explanation // The one that is in lists.
+	lists     map[string]entry        // By their names in JSON.
+	history   history
 }
 
 // NewBoard returns a Board. Run updates it, and so does each request.
 func NewBoard(o Options) *Board {
+	now := o.Clock.Now()
 	return &Board{
-		Options: o, nodes: map[string]entry{}, changed: make(chan struct{}), seq: 1,
-		status: status{Version: o.Version, Since: o.Clock.Now().UnixMilli()},
+		Options: o, process: strconv.FormatInt(now.UnixNano(), 36), nodes: map[string]entry{}, lists: map[string]entry{},
+		status: status{Version: o.Version, Since: now.UnixMilli()},
 	}
 }
 
-// Run updates the board and its history until ctx ends.
+// Run updates the board's history until ctx ends.
 func (b *Board) Run(ctx context.Context) error {
 	ticker := b.Clock.NewTicker(refreshEvery)
 	defer ticker.Stop()
@@ -162,7 +121,7 @@ func (b *Board) Run(ctx context.Context) error {
 	}
 }
 
-// tick refreshes the board if there are viewers or a sample is due. A panic here must not end the extender.
+// tick refreshes the board if a sample is due. A panic here must not end the extender.
 func (b *Board) tick(logger klog.Logger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -171,47 +130,42 @@ func (b *Board) tick(logger klog.Logger) {
 			logger.Error(fmt.Errorf("panic: %v", cause), "Page not updated", "stack", string(debug.Stack()))
 		}
 	}()
-	if b.viewers == 0 && !b.history.due(b.Clock.Now()) {
-		return
-	}
-	if err := b.refresh(b.viewers > 0); err != nil {
-		logger.Error(err, "Page not updated")
+	if b.history.due(b.Clock.Now()) {
+		b.refresh()
 	}
 }
 
-// refresh updates the board. watched is true if there is a viewer: without one, only the history is needed. The caller holds
-// the lock.
-func (b *Board) refresh(watched bool) error {
+// refresh updates the board. The caller holds the lock.
+func (b *Board) refresh() {
 	now := b.Clock.Now()
-	if complete := !watched || b.explained != nil; complete && now.Sub(b.refreshed) < refreshEvery {
-		return nil
+	if now.Sub(b.refreshed) < refreshEvery {
+		return
 	}
-	b.refreshed = now
-	d := delta{Time: now.UnixMilli()}
-	if s := b.currentStatus(); s != b.status {
-		b.status, d.Status = s, &s
-	}
+	b.refreshed, b.changed = now, false
+	b.updateStatus()
 	if b.status.NotReady == "" {
-		if err := b.read(&d, watched); err != nil {
-			return err
-		}
+		b.readNodes()
+		b.readLists()
 		if b.history.due(now) {
-			explanation := b.Source.Explain()
-			s := sample{Time: now.Unix(), Pending: len(explanation.Pending), Shares: sampleShares(explanation.Tenants)}
+			s := sample{Time: now.Unix(), Pending: len(b.explained.Pending), Shares: sampleShares(b.explained.Tenants), revision: b.next()}
 			for _, e := range b.nodes {
 				s.tally = s.add(e.tally)
 			}
 			b.history.add(s)
-			d.Sample = &s
 		}
 	}
-	if d.empty() {
-		return nil
+	if b.changed {
+		b.revision++
 	}
-	return b.publish(d)
 }
 
-func (b *Board) currentStatus() status {
+// next returns the revision of a change that the current refresh has found.
+func (b *Board) next() uint64 {
+	b.changed = true
+	return b.revision + 1
+}
+
+func (b *Board) updateStatus() {
 	s := status{Version: b.status.Version, Since: b.status.Since, NoGroups: b.status.NoGroups}
 	if err := b.Source.Ready(); err != nil {
 		s.NotReady = err.Error()
@@ -221,13 +175,20 @@ func (b *Board) currentStatus() status {
 			s.Standby = err.Error()
 		}
 	}
-	return s
+	b.setStatus(s)
 }
 
-// read adds the source's changes to the board and to the delta.
-func (b *Board) read(d *delta, watched bool) error {
-	changes := b.Source.ChangesSince(b.known)
-	b.known = changes.Revision
+func (b *Board) setStatus(s status) {
+	if s != b.status {
+		b.status = s
+		b.next()
+	}
+}
+
+// readNodes adds the ledger's changes.
+func (b *Board) readNodes() {
+	changes := b.Source.ChangesSince(b.ledgerRevision)
+	b.ledgerRevision = changes.Revision
 	if changes.Full {
 		left := sets.New[string]()
 		for _, n := range changes.Nodes {
@@ -236,156 +197,104 @@ func (b *Board) read(d *delta, watched bool) error {
 		for name := range b.nodes {
 			if !left.Has(name) {
 				delete(b.nodes, name)
-				d.Removed = append(d.Removed, name)
+				b.removed = b.next()
 			}
 		}
 	}
 	for _, n := range changes.Nodes {
-		text, err := json.Marshal(viewNode(n, b.Source.OwnerOf))
-		if err != nil {
-			return fmt.Errorf("encoding node %s for the page: %w", n.Name, err)
+		if text := encode(viewNode(n, b.Source.OwnerOf)); !bytes.Equal(b.nodes[n.Name].text, text) { // Else the page doesn't show what changed.
+			b.nodes[n.Name] = entry{text, b.next(), tallyNode(n)}
 		}
-		if bytes.Equal(b.nodes[n.Name].text, text) {
-			continue // The page doesn't show what changed.
-		}
-		b.nodes[n.Name] = entry{text, tallyNode(n)}
-		d.Nodes = append(d.Nodes, text)
 	}
-	if !watched {
-		b.explained = nil
-		return nil
-	}
+}
+
+// readLists adds the explanation and the groups.
+func (b *Board) readLists() {
 	explanation := b.Source.Explain()
 	if explanation == b.explained {
-		return nil
+		return
 	}
 	b.explained = explanation
-	return b.readLists(d)
-}
-
-// readLists adds the explanation and the groups to the board and to the delta.
-func (b *Board) readLists(d *delta) error {
 	groups, err := b.Source.Groups()
-	reason := ""
+	s := b.status
+	s.NoGroups = ""
 	if err != nil {
-		reason = err.Error()
+		s.NoGroups = err.Error()
 	}
-	if reason != b.status.NoGroups {
-		b.status.NoGroups = reason
-		s := b.status
-		d.Status = &s
-	}
-	for _, list := range []struct {
-		what         string
-		view         any
-		known, delta *json.RawMessage
-	}{
-		{"the pending pods", viewPending(b.explained), &b.lists.Pending, &d.Pending},
-		{"the pods that share nothing", viewProblems(b.explained), &b.lists.Problems, &d.Problems},
-		{"the problems of bound pods", viewReports(b.explained), &b.lists.Reports, &d.Reports},
-		{"the memory that is of no use", viewStranded(b.explained), &b.lists.Stranded, &d.Stranded},
-		{"the tenants", viewTenants(b.explained), &b.lists.Tenants, &d.Tenants},
-		{"the groups", viewRuns(groups), &b.lists.Groups, &d.Groups},
+	b.setStatus(s)
+	for name, view := range map[string]any{
+		"pending":  viewPending(explanation),
+		"problems": viewProblems(explanation), // Pods that share nothing by mistake.
+		"reports":  viewReports(explanation),  // Problems of bound pods.
+		"stranded": viewStranded(explanation), // Nodes with free memory that is of no use.
+		"tenants":  viewTenants(explanation),  // Null if fair sharing is off.
+		"groups":   viewRuns(groups),
 	} {
-		text, err := json.Marshal(list.view)
-		if err != nil {
-			return fmt.Errorf("encoding %s for the page: %w", list.what, err)
-		}
-		if !bytes.Equal(text, *list.known) {
-			*list.known, *list.delta = text, text
+		if text := encode(view); !bytes.Equal(b.lists[name].text, text) {
+			b.lists[name] = entry{text: text, revision: b.next()}
 		}
 	}
-	return nil
 }
 
-// publish makes the delta available to the viewers.
-func (b *Board) publish(d delta) error {
-	b.seq++
-	b.whole = nil
-	if b.viewers == 0 {
-		b.deltas = nil // The next viewer gets the complete state.
+// encode returns a view in JSON. Any of them can be written.
+func encode(view any) json.RawMessage {
+	text, _ := json.Marshal(view)
+	return text
+}
+
+// State returns the state in JSON for a viewer that has a revision: what has changed since, or everything if the revision is empty or of another process. It
+// is nil if nothing has changed.
+func (b *Board) State(since string) []byte {
+	state := b.state(since)
+	if state == nil {
 		return nil
 	}
-	text, err := json.Marshal(d)
-	if err != nil {
-		return fmt.Errorf("encoding a change for the page: %w", err)
-	}
-	if len(b.deltas) == deltasKept {
-		b.deltas = slices.Delete(b.deltas, 0, 1)
-	}
-	b.deltas = append(b.deltas, newEvent("delta", b.seq, text))
-	close(b.changed)
-	b.changed = make(chan struct{})
-	return nil
+	return encode(state)
 }
 
-// Whole returns the complete state as JSON. The slice is shared and must not be changed.
-func (b *Board) Whole() ([]byte, error) {
+func (b *Board) state(since string) map[string]any {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.refresh(true); err != nil {
-		return nil, err
+	b.refresh()
+	var has uint64
+	if process, number, found := strings.Cut(since, "."); found && process == b.process {
+		has, _ = strconv.ParseUint(number, 10, 64)
 	}
-	return b.encodeWhole()
-}
-
-// encodeWhole returns the complete state. The caller holds the lock.
-func (b *Board) encodeWhole() ([]byte, error) {
-	if b.whole != nil {
-		return b.whole, nil
+	complete := has == 0
+	if !complete && has == b.revision {
+		return nil
 	}
-	w := whole{
-		Seq: b.seq, Time: b.refreshed.UnixMilli(), Status: b.status, Words: map[reasons.Reason]string{},
-		Nodes: make([]json.RawMessage, 0, len(b.nodes)), lists: b.lists,
-		SampleEvery: int(sampleEvery / time.Second), Samples: append([]sample{}, b.history.samples...),
+	state := map[string]any{
+		"revision": fmt.Sprintf("%s.%d", b.process, b.revision), "complete": complete, "time": b.refreshed.UnixMilli(), "status": b.status,
+		"samples": b.history.after(has),
 	}
-	for _, reason := range reasons.OfPods() {
-		w.Words[reason] = reason.Words()
+	if complete {
+		words := map[reasons.Reason]string{} // The causes of pending pods.
+		for _, reason := range reasons.OfPods() {
+			words[reason] = reason.Words()
+		}
+		state["words"], state["sampleEverySeconds"] = words, int(sampleEvery/time.Second)
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
-		w.Nodes = append(w.Nodes, b.nodes[name].text)
-	}
-	text, err := json.Marshal(w)
-	if err != nil {
-		return nil, fmt.Errorf("encoding the state for the page: %w", err)
-	}
-	b.whole = text
-	return text, nil
-}
-
-// enter adds a viewer. It returns false if there are too many.
-func (b *Board) enter() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.viewers >= maxViewers {
-		return false
-	}
-	b.viewers++
-	return true
-}
-
-func (b *Board) leave() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.viewers--
-}
-
-// after returns the events that a viewer at seq needs: deltas, or the complete state if it has seen nothing or lags too
-// far. It also returns the viewer's next seq, and a channel that is closed at the next change.
-func (b *Board) after(seq uint64) ([][]byte, uint64, <-chan struct{}, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if seq == 0 {
-		if err := b.refresh(true); err != nil {
-			return nil, 0, nil, err
+	var names []string
+	nodes, all := []json.RawMessage{}, []string{}
+	for name, node := range b.nodes {
+		all = append(all, name)
+		if node.revision > has {
+			names = append(names, name)
 		}
 	}
-	if behind := b.seq - seq; seq > 0 && behind <= uint64(len(b.deltas)) {
-		return slices.Clone(b.deltas[len(b.deltas)-int(behind):]), b.seq, b.changed, nil
+	slices.Sort(names)
+	for _, name := range names {
+		nodes = append(nodes, b.nodes[name].text)
 	}
-	whole, err := b.encodeWhole()
-	if err != nil {
-		return nil, 0, nil, err
+	state["nodes"] = nodes
+	if !complete && b.removed > has {
+		state["names"] = all // Of the nodes that are left.
 	}
-	return [][]byte{newEvent("whole", b.seq, whole)}, b.seq, b.changed, nil
+	for name, list := range b.lists {
+		if list.revision > has {
+			state[name] = list.text
+		}
+	}
+	return state
 }

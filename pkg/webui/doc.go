@@ -2,6 +2,6 @@
 // groups of pods, and the free memory of the last hour. It is read-only and loads nothing from other hosts.
 //
 // A Board reads the ledger and the pending pods and encodes each change once for all viewers (board.go, view.go). The last
-// hour is a ring of samples (history.go). A viewer first gets the complete state and then the changes, as server-sent
-// events (events.go). The page is static files, embedded in the binary (handler.go, assets).
+// hour is a ring of samples (history.go). A viewer first gets the complete state, and asks each second for the changes since then. The page is
+// static files, embedded in the binary (handler.go, assets).
 package webui

@@ -1,15 +1,13 @@
 package webui
 
 import (
-	"bufio"
-	"compress/gzip"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -117,46 +115,24 @@ type fixture struct {
 	t     *testing.T
 	board *Board
 	url   string
-	stop  func()
 }
 
 func start(t *testing.T, standby func() error) *fixture {
 	t.Helper()
-	return startWithTimeout(t, standby, 0)
-}
-
-// startWithTimeout sets the server's read and write timeouts; 0 means none.
-func startWithTimeout(t *testing.T, standby func() error, timeout time.Duration) *fixture {
-	t.Helper()
 	s := &fixture{source: &source{ledger: ledger.New()}, t: t}
 	s.board = NewBoard(Options{Source: s.source, Standby: standby, Version: "v1.2.3", Clock: clock.RealClock{}})
-	server := httptest.NewUnstartedServer(s.board.Handler())
-	server.Config.ReadTimeout, server.Config.WriteTimeout = timeout, timeout
-	server.Start()
+	server := httptest.NewServer(s.board.Handler())
 	s.url = server.URL + Path + "/"
 	t.Cleanup(server.Close)
-	stop := await.Run(t, s.board.Run)
-	s.stop = func() {
-		stop()
-		server.CloseClientConnections()
-	}
+	await.Run(t, s.board.Run)
 	return s
 }
 
-// awaitViewers waits until the number of viewers is want.
-func (s *fixture) awaitViewers(want int, timeout time.Duration) {
-	s.t.Helper()
-	for deadline := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
-		s.board.mu.Lock()
-		viewers := s.board.viewers
-		s.board.mu.Unlock()
-		if viewers == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%d viewers after %v, want %d", viewers, timeout, want)
-		}
-	}
+// refresh makes the board read its source at the next request.
+func (s *fixture) refresh() {
+	s.board.mu.Lock()
+	defer s.board.mu.Unlock()
+	s.board.refreshed = time.Time{}
 }
 
 func spec(sizes ...gpu.Memory) ledger.NodeSpec {
@@ -171,11 +147,13 @@ func pod(name string, request gpu.Memory) gpu.Pod {
 	return gpu.Pod{UID: gpu.PodUID("uid-" + name), Namespace: "default", Name: name, Request: request}
 }
 
-// page is the decoded state of a viewer.
+// page is a decoded answer. Of what has not changed it has nil.
 type page struct {
-	Seq      uint64            `json:"seq"`
+	Revision string            `json:"revision"`
+	Complete bool              `json:"complete"`
 	Status   status            `json:"status"`
 	Nodes    []nodeView        `json:"nodes"`
+	Names    []string          `json:"names"`
 	Pending  []pendingView     `json:"pending"`
 	Problems []problemView     `json:"problems"`
 	Reports  []reportView      `json:"reports"`
@@ -186,166 +164,70 @@ type page struct {
 	Samples  []json.RawMessage `json:"samples"`
 }
 
-// data returns the decoded data.json.
+// data returns the decoded data.json with everything.
 func (s *fixture) data() page {
 	s.t.Helper()
-	response, err := http.Get(s.url + "data.json")
-	check.Must(s.t, err)
-	defer response.Body.Close()
-	var out page
-	check.Must(s.t, json.NewDecoder(response.Body).Decode(&out))
+	out, _ := s.since("")
 	return out
 }
 
-// event is a server-sent event.
-type event struct {
-	name, data string
-	seq        uint64
-}
-
-// viewer reads a stream like a browser.
-type viewer struct {
-	t          *testing.T
-	body       io.Closer
-	lines      *bufio.Scanner
-	status     int
-	compressed bool
-}
-
-func (s *fixture) view(compressed bool) *viewer {
+// since returns what has changed since a revision; false if nothing has.
+func (s *fixture) since(revision string) (out page, changed bool) {
 	s.t.Helper()
-	request, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"events", nil)
+	response, err := http.Get(s.url + "data.json?since=" + revision)
 	check.Must(s.t, err)
-	request.Header.Set("Accept-Encoding", "identity")
-	if compressed {
-		request.Header.Set("Accept-Encoding", "br;q=1, gzip")
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNoContent {
+		return page{}, false
 	}
-	response, err := http.DefaultTransport.RoundTrip(request)
+	text, err := io.ReadAll(response.Body)
 	check.Must(s.t, err)
-	s.t.Cleanup(func() { _ = response.Body.Close() })
-	v := &viewer{t: s.t, body: response.Body, status: response.StatusCode, compressed: compressed}
-	if response.StatusCode != http.StatusOK {
-		return v
+	if strings.ContainsAny(string(text), "<\u2028") {
+		s.t.Errorf("markup in %s", text)
 	}
-	reader := io.Reader(response.Body)
-	if (response.Header.Get("Content-Encoding") == "gzip") != compressed {
-		s.t.Fatalf("Content-Encoding %q", response.Header.Get("Content-Encoding"))
-	}
-	if compressed {
-		if reader, err = gzip.NewReader(response.Body); err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	v.lines = bufio.NewScanner(reader)
-	v.lines.Buffer(nil, 64<<20)
-	return v
+	check.Must(s.t, json.Unmarshal(text, &out))
+	return out, true
 }
 
-// next returns the next event, or false at the end of the stream.
-func (v *viewer) next() (event, bool) {
-	v.t.Helper()
-	var e event
-	for v.lines.Scan() {
-		key, value, _ := strings.Cut(v.lines.Text(), ": ")
-		switch key {
-		case "event":
-			e.name = value
-		case "id":
-			seq, err := strconv.ParseUint(value, 10, 64)
-			check.Must(v.t, err)
-			e.seq = seq
-		case "data":
-			e.data = value
-		case "":
-			return e, true
-		}
-	}
-	if err := v.lines.Err(); err != nil && (!v.compressed || !errors.Is(err, io.ErrUnexpectedEOF)) {
-		v.t.Fatalf("the stream ended with an error: %v", err)
-	}
-	return event{}, false
-}
-
-// follower applies events to its copy of the state.
-type follower struct {
+// viewer has what a browser has.
+type viewer struct {
+	*fixture
 	page
-	nodes  map[string]nodeView
-	deltas int
+	nodes map[string]nodeView
+	// parts counts the answers that had only what had changed.
+	parts int
 }
 
-// await applies events from the stream until done returns true.
-func (f *follower) await(v *viewer, done func() bool) {
+// ask applies what has changed since the last request.
+func (v *viewer) ask() {
 	v.t.Helper()
-	for f.nodes == nil || !done() {
-		e, ok := v.next()
-		if !ok {
-			v.t.Fatal("the stream ended")
-		}
-		f.take(v.t, e)
+	v.refresh()
+	next, changed := v.since(v.Revision)
+	if !changed {
+		return
 	}
+	if next.Complete {
+		v.page, v.nodes = page{}, map[string]nodeView{}
+	} else {
+		v.parts++
+	}
+	v.Revision, v.Status, v.Samples = next.Revision, next.Status, append(v.Samples, next.Samples...)
+	if next.Names != nil {
+		maps.DeleteFunc(v.nodes, func(name string, _ nodeView) bool { return !slices.Contains(next.Names, name) })
+	}
+	for _, n := range next.Nodes {
+		v.nodes[n.Name] = n
+	}
+	replace(&v.Pending, next.Pending)
+	replace(&v.Problems, next.Problems)
+	replace(&v.Reports, next.Reports)
+	replace(&v.Tenants, next.Tenants)
+	replace(&v.Groups, next.Groups)
 }
 
-func (f *follower) take(t *testing.T, e event) {
-	t.Helper()
-	if strings.ContainsAny(e.data, "<\u2028") {
-		t.Errorf("markup in %s", e.data)
-	}
-	switch e.name {
-	case "whole":
-		f.page = page{}
-		check.Must(t, json.Unmarshal([]byte(e.data), &f.page))
-		f.nodes = map[string]nodeView{}
-		for _, n := range f.Nodes {
-			f.nodes[n.Name] = n
-		}
-		if f.Seq != e.seq {
-			t.Errorf("the complete state %d is in event %d", f.Seq, e.seq)
-		}
-	case "delta":
-		f.deltas++
-		if e.seq != f.Seq+1 {
-			t.Errorf("event %d was followed by %d", f.Seq, e.seq)
-		}
-		f.Seq = e.seq
-		var d struct {
-			Nodes    []nodeView
-			Removed  []string
-			Pending  *[]pendingView
-			Problems *[]problemView
-			Reports  *[]reportView
-			Tenants  *[]tenantView
-			Groups   *[]runView
-			Sample   json.RawMessage
-			Status   *status
-		}
-		check.Must(t, json.Unmarshal([]byte(e.data), &d))
-		for _, name := range d.Removed {
-			delete(f.nodes, name)
-		}
-		for _, n := range d.Nodes {
-			f.nodes[n.Name] = n
-		}
-		if d.Pending != nil {
-			f.Pending = *d.Pending
-		}
-		if d.Problems != nil {
-			f.Problems = *d.Problems
-		}
-		if d.Reports != nil {
-			f.Reports = *d.Reports
-		}
-		if d.Tenants != nil {
-			f.Tenants = *d.Tenants
-		}
-		if d.Groups != nil {
-			f.Groups = *d.Groups
-		}
-		if d.Sample != nil {
-			f.Samples = append(f.Samples, d.Sample)
-		}
-		if d.Status != nil {
-			f.Status = *d.Status
-		}
+func replace[Item any](list *[]Item, next []Item) {
+	if next != nil {
+		*list = next
 	}
 }
 

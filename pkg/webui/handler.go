@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"compress/gzip"
 	"embed"
 	"fmt"
 	"io/fs"
@@ -34,10 +35,8 @@ func (b *Board) Handler() http.Handler {
 			// Relative, because a proxy may have added a prefix to the path.
 			w.Header().Set("Location", strings.TrimPrefix(Path, "/")+"/")
 			w.WriteHeader(http.StatusFound)
-		case ok && below == "/events" && r.Method == http.MethodGet:
-			b.events(w, r)
 		case ok && below == "/data.json":
-			b.data(w)
+			b.data(w, r)
 		case ok && below[0] == '/':
 			w.Header().Set("Cache-Control", "no-cache") // So that an update never mixes old and new files.
 			static.ServeHTTP(w, r)
@@ -56,15 +55,22 @@ func harden(header http.Header) {
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// data answers with the complete state.
-func (b *Board) data(w http.ResponseWriter) {
-	text, err := b.Whole()
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+// data answers with the state, or with what has changed since a revision, if the request names one; with status 204 if that is nothing.
+func (b *Board) data(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	text := b.State(r.URL.Query().Get("since"))
+	if text == nil {
+		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	header := w.Header()
 	header.Set("Content-Type", "application/json")
-	header.Set("Cache-Control", "no-store")
-	_, _ = w.Write(text) // An error means that the client disconnected.
+	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		_, _ = w.Write(text) // An error means that the client disconnected.
+		return
+	}
+	header.Set("Content-Encoding", "gzip")
+	packed, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // The level is valid.
+	_, _ = packed.Write(text)
+	_ = packed.Close()
 }

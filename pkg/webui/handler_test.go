@@ -1,6 +1,7 @@
 package webui
 
 import (
+	"compress/gzip"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,7 +79,7 @@ func TestPaths(t *testing.T) {
 			}
 		}
 	}
-	for path, want := range map[string]int{"/": 302, "/ui/": 200, "/ui/events": 404} {
+	for path, want := range map[string]int{"/": 302, "/ui/": 200, "/ui/data.json": 200} {
 		if response := s.ask(http.MethodHead, path); response.status != want || response.body != "" {
 			t.Errorf("HEAD %s: %d %q, want %d", path, response.status, response.body, want)
 		}
@@ -159,24 +160,24 @@ func TestExplanations(t *testing.T) {
 
 func TestNamesEscaped(t *testing.T) {
 	s := start(t, nil)
-	s.ledger.SetNode("</script><script>alert(1)</script>", spec(16))
-	s.ledger.SetBound("</script><script>alert(1)</script>", pod("a\n\nevent: whole\ndata: {}\u2028", 4), gpu.On(0, 4), time.Time{})
-	v := s.view(false)
-	for e, ok := v.next(); ; e, ok = v.next() {
-		if !ok {
-			t.Fatal("the stream ended")
-		}
-		if strings.Contains(e.data, "<") {
-			t.Fatalf("markup in %s", e.data)
-		}
-		f := &follower{}
-		if f.take(t, e); len(f.Nodes) == 1 && len(f.Nodes[0].Cards[0].Pods) > 0 {
-			if got := f.Nodes[0].Cards[0].Pods[0].Name; got != "a\n\nevent: whole\ndata: {}\u2028" {
-				t.Errorf("name %q", got)
-			}
-			return
-		}
-		s.ledger.SetBound("</script><script>alert(1)</script>", pod("b", 4), gpu.On(0, 4), time.Time{})
-		v = s.view(false)
+	const node, name = "</script><script>alert(1)</script>", "a\n\u2028"
+	s.ledger.SetNode(node, spec(16))
+	s.ledger.SetBound(node, pod(name, 4), gpu.On(0, 4), time.Time{})
+	s.refresh()
+	if got := s.data().Nodes[0]; got.Name != node || got.Cards[0].Pods[0].Name != name {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// The data is compressed for browsers.
+func TestCompressed(t *testing.T) {
+	s := start(t, nil)
+	packed := s.ask(http.MethodGet, "/ui/data.json", "Accept-Encoding", "br;q=1, gzip")
+	reader, err := gzip.NewReader(strings.NewReader(packed.body))
+	check.Must(t, err)
+	text, err := io.ReadAll(reader)
+	check.Must(t, err)
+	if packed.header.Get("Content-Encoding") != "gzip" || !strings.Contains(string(text), `"complete":true`) {
+		t.Errorf("%v %.300s", packed.header, text)
 	}
 }

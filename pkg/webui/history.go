@@ -26,6 +26,9 @@ type sample struct {
 	Pending int `json:"pending"`
 	// Shares are nil if fair sharing is off.
 	Shares *shareSample `json:"shares,omitempty"`
+
+	// revision is the board's at which the sample was taken.
+	revision uint64
 }
 
 // shareSample is what tenants have at one moment, in units.
@@ -67,6 +70,15 @@ type history struct{ samples []sample }
 func (h *history) due(now time.Time) bool {
 	n := len(h.samples)
 	return n == 0 || now.Unix()-h.samples[n-1].Time >= int64(sampleEvery/time.Second)
+}
+
+// after returns the samples after a revision.
+func (h *history) after(revision uint64) []sample {
+	i := slices.IndexFunc(h.samples, func(s sample) bool { return s.revision > revision })
+	if i < 0 {
+		return []sample{}
+	}
+	return slices.Clone(h.samples[i:])
 }
 
 func (h *history) add(s sample) {

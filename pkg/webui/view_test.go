@@ -198,8 +198,7 @@ func TestShares(t *testing.T) {
 		t.Helper()
 		clock.Step(sampleEvery)
 		b.tick(klog.Background())
-		text, err := b.Whole()
-		check.Must(t, errors.Join(err, json.Unmarshal(text, &got)))
+		check.Must(t, json.Unmarshal(b.State(""), &got))
 		return got
 	}
 	off := read()
@@ -242,10 +241,8 @@ func TestHistoryLength(t *testing.T) {
 	}
 	s.ledger.SetBound("n0", pod("p", 4), gpu.On(0, 4), time.Time{})
 	b.tick(klog.Background())
-	text, err := b.Whole()
-	check.Must(t, err)
 	var got page
-	check.Must(t, json.Unmarshal(text, &got))
+	check.Must(t, json.Unmarshal(b.State(""), &got))
 	if len(got.Samples) != samplesKept || cap(b.history.samples) > 2*samplesKept {
 		t.Fatalf("%d samples, capacity %d", len(got.Samples), cap(b.history.samples))
 	}

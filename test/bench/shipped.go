@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -252,14 +253,19 @@ const scrapeInterval = 30 * time.Second
 // scrape reads the replica's metrics until ctx ends.
 func (r *replica) scrape(ctx context.Context) {
 	for ; ctx.Err() == nil; sleep(ctx, scrapeInterval) {
-		_ = readAll(ctx, http.DefaultClient, r.health+"/metrics") // readMetrics reports errors at the end.
+		_, _ = readAll(ctx, http.DefaultClient, r.health+"/metrics") // readMetrics reports errors at the end.
 	}
 }
 
 // view reads what an open web page reads, until ctx ends.
 func (r *replica) view(ctx context.Context, browser *http.Client) {
+	var state struct{ Revision string }
 	for ; ctx.Err() == nil; sleep(ctx, time.Second) {
-		if err := readAll(ctx, browser, r.page+webui.Path+"/events"); err != nil && ctx.Err() == nil {
+		text, err := readAll(ctx, browser, r.page+webui.Path+"/data.json?since="+state.Revision)
+		if err == nil && len(text) > 0 { // Else nothing has changed.
+			err = json.Unmarshal(text, &state)
+		}
+		if err != nil && ctx.Err() == nil {
 			fmt.Fprintln(os.Stderr, "bench: the page:", err)
 		}
 	}
@@ -278,22 +284,20 @@ func pageClient(certificates string) (*http.Client, error) {
 }
 
 // readAll reads an answer to its end, compressed as a browser requests it.
-func readAll(ctx context.Context, client *http.Client, url string) error {
+func readAll(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	request.Header.Set("Accept-Encoding", "gzip")
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, response.Status)
+	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusNoContent {
+		return nil, fmt.Errorf("%s: %s", url, response.Status)
 	}
-	_, err = io.Copy(io.Discard, response.Body)
-	return err
+	return io.ReadAll(response.Body)
 }
 
 func sleep(ctx context.Context, d time.Duration) {

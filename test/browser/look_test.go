@@ -228,14 +228,7 @@ func TestLook(t *testing.T) {
 func awaitSample(t *testing.T, board *webui.Board, clock *clocktesting.FakeClock) {
 	t.Helper()
 	want := fmt.Sprintf(`{"time":%d,"total"`, clock.Now().Unix())
-	await.True(t, "a sample of the clock's time", func() bool { return strings.Contains(whole(t, board), want) })
-}
-
-func whole(t *testing.T, board *webui.Board) string {
-	t.Helper()
-	text, err := board.Whole()
-	must(t, err)
-	return string(text)
+	await.True(t, "a sample of the clock's time", func() bool { return strings.Contains(string(board.State("")), want) })
 }
 
 // TestLastHour: as long as there is no hour of samples, the chart of the free memory shows what there is, over its whole width, and says how

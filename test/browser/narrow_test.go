@@ -44,7 +44,7 @@ func TestConnecting(t *testing.T) {
 	must(t, err)
 	answer := make(chan struct{})
 	serve(t, board, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/events") {
+		if strings.HasSuffix(r.URL.Path, "/data.json") {
 			select {
 			case <-answer:
 			case <-r.Context().Done():

@@ -1,4 +1,4 @@
-// The page: applies the stream's messages to the model and draws the visible part, at most once per frame.
+// The page: applies the messages to the model and draws the visible part, at most once per frame.
 import { Address, views } from "./address.js";
 import { Cards } from "./cards.js";
 import { FreeMemory } from "./chart.js";
@@ -6,9 +6,9 @@ import { Details } from "./details.js";
 import { byId, clock, h, number, plural, setText } from "./dom.js";
 import { Model } from "./model.js";
 import { Shares } from "./shares.js";
-import { Stream } from "./stream.js";
 import { Summary } from "./summary.js";
 import { Groups, Namespaces, Pending, Pods } from "./tables.js";
+import { Updates } from "./updates.js";
 
 const model = new Model();
 const address = new Address(moved);
@@ -175,22 +175,18 @@ function drawStatus() {
   badge.title = model.status.standby ? "Another replica answers kube-scheduler. Binds in flight and groups are known to that one alone. (" + model.status.standby + ")" : "";
 }
 
-// --- The stream --------------------------------------------------------------------------------------------------
+// --- Updates -----------------------------------------------------------------------------------------------------
 
 let countdown;
-new Stream("events", {
-  whole(message) {
-    model.whole(message);
-    soon();
-  },
-  delta(seq, message) {
+new Updates("data.json", {
+  data(message) {
     const start = performance.now();
-    model.delta(seq, message);
+    model.take(message);
     performance.clearMeasures("gpushare:apply");
     performance.measure("gpushare:apply", { start, end: performance.now() });
     soon();
   },
-  state(name, { since: lost, next }) {
+  connection(name, { since: lost, next }) {
     clearInterval(countdown);
     byId("connection").className = name;
     document.documentElement.classList.toggle("stale", name !== "live" && model.known);

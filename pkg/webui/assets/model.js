@@ -1,6 +1,5 @@
 // The data from the extender: nodes, pending pods, samples. It doesn't use the DOM.
 
-/** seq of whole and delta messages must be consecutive: a gap means that a message was lost. */
 export class Model {
   constructor() {
     this.clear();
@@ -21,43 +20,31 @@ export class Model {
     this.sampleEvery = 10;
     this.status = { version: "", since: 0 };
     this.time = 0;
-    this.seq = 0;
     this.summed = undefined;
   }
 
-  /** whole replaces all data. */
-  whole(message) {
-    this.clear();
-    this.known = true;
-    this.seq = message.seq;
-    this.words = message.words;
-    this.samples = message.samples;
-    this.sampleEvery = message.sampleEverySeconds;
-    this.apply(message);
-  }
-
-  /** delta applies a change. */
-  delta(seq, message) {
-    if (seq !== this.seq + 1) throw new Error("a change was missed");
-    this.seq = seq;
-    this.apply(message);
-    if (!message.sample) return;
-    this.samples.push(message.sample);
-    if (this.samples.length > 360) this.samples.shift();
-  }
-
-  /** apply sets what the message has. */
-  apply(message) {
+  /** take applies a message: everything, or what has changed. */
+  take(message) {
+    if (message.complete) {
+      this.clear();
+      this.known = true;
+      this.words = message.words;
+      this.sampleEvery = message.sampleEverySeconds;
+    }
     this.time = message.time;
+    this.status = message.status;
     this.summed = undefined;
+    this.samples = [...this.samples, ...message.samples].slice(-360);
     if (message.reports) this.setReports(message.reports);
     if (message.stranded) this.setStranded(message.stranded);
     let named = false;
-    for (const name of message.removed ?? []) {
+    const left = message.names && new Set(message.names);
+    for (const name of left ? this.names : []) {
+      if (left.has(name)) continue;
       this.nodes.delete(name);
       named = true;
     }
-    for (const node of message.nodes ?? []) {
+    for (const node of message.nodes) {
       named ||= !this.nodes.has(node.name);
       this.setNode(node);
     }
@@ -66,7 +53,6 @@ export class Model {
     if (message.problems) this.problems = message.problems;
     if (message.tenants) this.tenants = message.tenants;
     if (message.groups) this.runs = message.groups.map((run) => ({ bound: [], pending: [], reason: "", ...run }));
-    if (message.status) this.status = message.status;
   }
 
   setPending(pods) {
