@@ -100,7 +100,7 @@ func serve(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		leading, answer = elector.Leading, elector.Answer
+		leading, answer = elector.Leading, elector.CheckAnswering
 	}
 
 	settings := schedulingOptions(o)

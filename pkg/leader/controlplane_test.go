@@ -129,10 +129,10 @@ func TestPartition(t *testing.T) {
 
 	begun := time.Now()
 	heal := proxy.Blackhole()
-	await.True(t, "the first has lapsed", func() bool { return errors.Is(first.Answer(), ErrLapsed) })
+	await.True(t, "the first has lapsed", func() bool { return errors.Is(first.CheckAnswering(), ErrLapsed) })
 	lapsedAfter := time.Since(begun)
-	await.True(t, "the second holds the Lease and waits", func() bool { return errors.Is(second.Answer(), ErrWaiting) })
-	await.True(t, "the second answers", func() bool { return second.Answer() == nil })
+	await.True(t, "the second holds the Lease and waits", func() bool { return errors.Is(second.CheckAnswering(), ErrWaiting) })
+	await.True(t, "the second answers", func() bool { return second.CheckAnswering() == nil })
 	t.Logf("with 3 s of lease, 2 s to renew and 1 s for binds: the first stopped after %v, the second answered after %v",
 		lapsedAfter.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
 	await.True(t, "the second is published", func() bool { return c.published(t) == "10.0.0.2" })
@@ -148,15 +148,15 @@ func TestPartition(t *testing.T) {
 	await.True(t, "a changed slice is restored", func() bool { return c.published(t) == "10.0.0.2" })
 
 	heal()
-	await.True(t, "the first is on standby", func() bool { return errors.Is(first.Answer(), ErrStandingBy) })
+	await.True(t, "the first is on standby", func() bool { return errors.Is(first.CheckAnswering(), ErrStandingBy) })
 	before := renewed(second.term)
-	await.True(t, "the second still leads", func() bool { return renewed(second.term).After(before) && second.Answer() == nil })
+	await.True(t, "the second still leads", func() bool { return renewed(second.term).After(before) && second.CheckAnswering() == nil })
 	if got := c.published(t); got != "10.0.0.2" {
 		t.Errorf("published is %q", got)
 	}
 
 	second.stop()
-	await.True(t, "the first leads again", func() bool { return first.Answer() == nil })
+	await.True(t, "the first leads again", func() bool { return first.CheckAnswering() == nil })
 	await.True(t, "the first is published again", func() bool { return c.published(t) == "10.0.0.1" })
 }
 
@@ -178,5 +178,5 @@ func TestLeaseDeleted(t *testing.T) {
 		l, err := c.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), LeaseName, metav1.GetOptions{})
 		return err == nil && *l.Spec.HolderIdentity != ""
 	})
-	await.True(t, "one of them answers", func() bool { return first.Answer() == nil || second.Answer() == nil })
+	await.True(t, "one of them answers", func() bool { return first.CheckAnswering() == nil || second.CheckAnswering() == nil })
 }

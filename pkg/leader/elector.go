@@ -60,7 +60,7 @@ type Replica interface {
 	// TakeOver reads what former leaders have written, all of which is visible by then. The replica answers only once it
 	// has returned nil; it is retried while the Lease is held.
 	TakeOver(ctx context.Context) error
-	// Drain waits until no write of this replica can take effect any more. Answer already returns an error by then, and
+	// Drain waits until no write of this replica can take effect any more. CheckAnswering already returns an error by then, and
 	// calls that it admitted before go on. ctx ends after BindDeadline. If Drain fails the Lease is not released, and the
 	// next leader waits as after a kill.
 	Drain(ctx context.Context) error
@@ -132,9 +132,9 @@ func New(o Options) (*Elector, error) {
 	return e, nil
 }
 
-// Answer returns nil if this replica is to answer kube-scheduler, else an error that wraps ErrNotLeading. A caller must
-// count a call for Drain before it asks Answer.
-func (e *Elector) Answer() error {
+// CheckAnswering returns nil if this replica is to answer kube-scheduler, else an error that wraps ErrNotLeading. A caller must
+// count a call for Drain before it calls CheckAnswering.
+func (e *Elector) CheckAnswering() error {
 	if e.stopping.Load() {
 		return ErrStopping
 	}

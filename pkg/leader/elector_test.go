@@ -111,15 +111,15 @@ func TestStop(t *testing.T) {
 	}
 	r := runWith(t, o, funcs{drain: drain})
 	r.changes.awaitLeading(t)
-	if err := r.Answer(); err != nil {
-		t.Errorf("Answer of the leader: %v", err)
+	if err := r.CheckAnswering(); err != nil {
+		t.Errorf("CheckAnswering of the leader: %v", err)
 	}
 
 	gone := make(chan struct{})
 	go func() { defer close(gone); r.stop() }()
 	<-draining
-	if err := r.Answer(); !errors.Is(err, ErrStopping) || !errors.Is(err, ErrNotLeading) {
-		t.Errorf("Answer while draining: %v", err)
+	if err := r.CheckAnswering(); !errors.Is(err, ErrStopping) || !errors.Is(err, ErrNotLeading) {
+		t.Errorf("CheckAnswering while draining: %v", err)
 	}
 	before := lease(t, client)
 	await.True(t, "the Lease is renewed while draining", func() bool {
@@ -185,7 +185,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	e := endpoint("10.0.0.7")
 	o.Endpoint = &e
 	r := runWith(t, o, funcs{takeOver: takeOver})
-	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.CheckAnswering(), ErrWaiting) })
 	await.True(t, "the new leader is published", func() bool { return strings.Contains(recorded(client), "create") })
 
 	// 1 s of lease and 13 s for binds, in steps within which the Lease is renewed.
@@ -193,7 +193,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 		fakeClock.Step(6900 * time.Millisecond)
 		await.True(t, "the Lease is renewed", func() bool { return renewed(r.term).Equal(fakeClock.Now()) })
 	}
-	if err := r.Answer(); !errors.Is(err, ErrWaiting) {
+	if err := r.CheckAnswering(); !errors.Is(err, ErrWaiting) {
 		t.Fatalf("after 13.8 of 14 s: %v", err)
 	}
 	if len(attempts) != 0 {
@@ -201,7 +201,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 	}
 	fakeClock.Step(200 * time.Millisecond)
 	r.changes.awaitLeading(t)
-	check.NoError(t, r.Answer())
+	check.NoError(t, r.CheckAnswering())
 	if got := len(attempts); got != 2 {
 		t.Errorf("%d attempts to take over, want one failure and one success", got)
 	}
@@ -211,7 +211,7 @@ func TestTakeOverFromSilentLeader(t *testing.T) {
 func TestNoReleaseWhileWaiting(t *testing.T) {
 	client := fake.NewClientset(silentHolder())
 	r := run(t, quick(client, clocktesting.NewFakeClock(at(0))))
-	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.Answer(), ErrWaiting) })
+	await.True(t, "the Lease is taken", func() bool { return errors.Is(r.CheckAnswering(), ErrWaiting) })
 	r.stop()
 	if got := lease(t, client).HolderIdentity; got != "us" {
 		t.Errorf("the Lease is held by %q: the next leader wouldn't wait for the writes of the first", got)
@@ -228,10 +228,10 @@ func TestFrozenLeader(t *testing.T) {
 	must(t, err)
 	must(t, r.lock.Create(t.Context(), *by("us", 0)))
 	r.term.finished(1)
-	must(t, r.Answer())
+	must(t, r.CheckAnswering())
 	fakeClock.Step(DefaultRenewDeadline)
-	if err := r.Answer(); !errors.Is(err, ErrLapsed) {
-		t.Errorf("Answer: %v", err)
+	if err := r.CheckAnswering(); !errors.Is(err, ErrLapsed) {
+		t.Errorf("CheckAnswering: %v", err)
 	}
 	if err := r.Leading(); !errors.Is(err, ErrLapsed) {
 		t.Errorf("Leading: %v", err)

@@ -36,20 +36,20 @@ func newHistogram(name, help string, start, factor float64) prometheus.Histogram
 
 // Extender implements the Observers of packages extender and scheduling.
 type Extender struct {
-	requests  *prometheus.HistogramVec
-	filtered  *prometheus.CounterVec
-	binds     *prometheus.CounterVec
-	resolved  *prometheus.CounterVec
-	writes    *prometheus.CounterVec
-	evicted   *prometheus.CounterVec
-	overuse   *prometheus.CounterVec
-	nominated *prometheus.CounterVec
-	synced    prometheus.Gauge
-	requeues  prometheus.Counter
-	bypassed  prometheus.Counter
-	unwritten prometheus.Counter
-	reserved  prometheus.Counter
-	expiry    *prometheus.GaugeVec
+	requests       *prometheus.HistogramVec
+	filtered       *prometheus.CounterVec
+	binds          *prometheus.CounterVec
+	resolved       *prometheus.CounterVec
+	writes         *prometheus.CounterVec
+	evicted        *prometheus.CounterVec
+	overuse        *prometheus.CounterVec
+	nominated      *prometheus.CounterVec
+	synced         prometheus.Gauge
+	requeues       prometheus.Counter
+	bypassed       prometheus.Counter
+	recordFailures prometheus.Counter
+	reserved       prometheus.Counter
+	expiry         *prometheus.GaugeVec
 }
 
 // NewExtender registers the collectors.
@@ -74,7 +74,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 		nominated: newCounterVec("nominations_total", "Number of writes that nominate a pod to a node, by result.", "result"),
 		synced:    newGaugeVec("cache_sync_seconds", "Time from the start until the caches were synced, in seconds; 0 until then.").WithLabelValues(),
 		requeues:  newCounter("requeues_total", "Number of times that the extender made kube-scheduler retry rejected pods."),
-		unwritten: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions "+
+		recordFailures: newCounter("eviction_record_failures_total", "Number of failed attempts to read or write the ConfigMap that records evictions "+
 			"for other pods."),
 		reserved: newCounter("awaited_reservations_total", "Number of times that cards in use were reserved for an item that waits for memory."),
 		bypassed: newCounter("binds_without_extender_total", "Number of pods that ask for GPU memory and were bound by a scheduler that did not "+
@@ -98,7 +98,7 @@ func NewExtender(registry prometheus.Registerer) *Extender {
 	startAtZero(e.overuse, reasons.EvictionResults()...)
 	startAtZero(e.nominated, reasons.NominationResults()...)
 	registry.MustRegister(e.requests, e.filtered, e.binds, e.resolved, e.writes, e.evicted, e.overuse, e.nominated, e.synced, e.requeues, e.bypassed,
-		e.unwritten, e.reserved, e.expiry)
+		e.recordFailures, e.reserved, e.expiry)
 	return e
 }
 
@@ -136,7 +136,7 @@ func (e *Extender) BindResolved(outcome reasons.Result) {
 func (e *Extender) Evicted(result reasons.Result) { e.evicted.WithLabelValues(string(result)).Inc() }
 
 // EvictionRecordFailed implements scheduling.Observer.
-func (e *Extender) EvictionRecordFailed() { e.unwritten.Inc() }
+func (e *Extender) EvictionRecordFailed() { e.recordFailures.Inc() }
 
 // OveruserEvicted implements scheduling.Observer.
 func (e *Extender) OveruserEvicted(result reasons.Result) {

@@ -18,7 +18,7 @@ type FairShare struct {
 	gates    *prometheus.CounterVec
 	reclaims *prometheus.CounterVec
 	// evicted counts pods; reclaimed is an amount of memory.
-	evicted, reclaimed, useless prometheus.Counter
+	evicted, reclaimed, reclaimsFailed prometheus.Counter
 }
 
 // NewFairShare registers the collectors of fair sharing.
@@ -31,13 +31,13 @@ func NewFairShare(registry prometheus.Registerer) *FairShare {
 			"failed.", "result"),
 		reclaims: newCounterVec("fair_share_reclaims_total", "Number of attempts to evict pods for tenants below their share, by result: evicted, "+
 			"refused or failed.", "result"),
-		evicted:   newCounter("fair_share_evicted_pods_total", "Number of pods evicted for tenants below their share."),
-		reclaimed: newCounter("fair_share_reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share."),
-		useless:   newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
+		evicted:        newCounter("fair_share_evicted_pods_total", "Number of pods evicted for tenants below their share."),
+		reclaimed:      newCounter("fair_share_reclaimed_units_total", "GPU memory of the pods that were evicted for tenants below their share."),
+		reclaimsFailed: newCounter("fair_share_useless_reclaims_total", "Number of pods and groups that got no room although pods were evicted for them."),
 	}
 	startAtZero(f.gates, reasons.GateResults()...)
 	startAtZero(f.reclaims, reasons.EvictionResults()...)
-	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.useless)
+	registry.MustRegister(f.waited, f.expired, f.gates, f.reclaims, f.evicted, f.reclaimed, f.reclaimsFailed)
 	return f
 }
 
@@ -94,4 +94,4 @@ func (f *FairShare) PodReclaimed(memory gpu.Memory) {
 }
 
 // ReclaimFailed implements dispatch.Observer.
-func (f *FairShare) ReclaimFailed() { f.useless.Inc() }
+func (f *FairShare) ReclaimFailed() { f.reclaimsFailed.Inc() }
