@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -160,21 +161,20 @@ func setBound(l *ledger.Ledger, pod *clustercache.PodInfo) {
 
 // cards returns the cards of the allocation and the unit of their node. It returns an error if the node no longer has one of the
 // cards, or if the pod is on the node without a card.
-func (b *Binder) cards(node string, allocation ledger.Allocation) (cards []protocol.AssignedCard, unit gpu.Unit, err error) {
+func (b *Binder) cards(name string, allocation ledger.Allocation) (cards []protocol.AssignedCard, unit gpu.Unit, err error) {
 	if allocation.Request == 0 {
 		return nil, 0, nil
 	}
-	missing := len(allocation.Placement) == 0
+	node, _ := b.Ledger.Node(name)
 	for _, share := range allocation.Placement {
-		card, u, ok := b.Ledger.Card(node, share.Card)
-		cards = append(cards, protocol.AssignedCard{Index: card.Index, Memory: card.Memory})
-		unit = u
-		missing = missing || !ok
+		if i := slices.IndexFunc(node.Cards, func(card gpu.Card) bool { return card.Index == share.Card }); i >= 0 {
+			cards = append(cards, protocol.AssignedCard{Index: share.Card, Memory: node.Cards[i].Memory})
+		}
 	}
-	if missing {
-		return nil, 0, &ledger.NoRoomError{Node: node, Reason: reasons.Full}
+	if len(cards) == 0 || len(cards) < len(allocation.Placement) {
+		return nil, 0, &ledger.NoRoomError{Node: name, Reason: reasons.Full}
 	}
-	return cards, unit, nil
+	return cards, node.Unit, nil
 }
 
 // The limits of the Events that name a pod's card: on most days each pod gets its Event. If many pods are bound, only

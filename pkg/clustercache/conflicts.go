@@ -41,9 +41,6 @@ func Interferes(pod, preemptor *PodInfo) bool {
 		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.PortsConflict(b)
 }
 
-// UsesHostPorts reports whether the pod uses ports of its node.
-func (c *Conflicts) UsesHostPorts() bool { return len(c.HostPorts) > 0 }
-
 // PortsConflict reports whether the two pods have a host port in common.
 func (c *Conflicts) PortsConflict(o *Conflicts) bool {
 	return len(c.HostPorts.Intersection(o.HostPorts)) > 0
@@ -52,7 +49,7 @@ func (c *Conflicts) PortsConflict(o *Conflicts) bool {
 // Constrained reports whether kube-scheduler may reject a node that the pod can use, because of other pods or of volumes.
 func (p *PodInfo) Constrained() bool {
 	c := &p.Conflicts
-	return p.TooLarge || c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || c.UsesHostPorts()
+	return p.TooLarge || c.RequiredAntiAffinity || c.RequiredSpread || c.RareVolumes || c.Claims || len(c.HostPorts) > 0
 }
 
 func conflictsOf(spec *corev1.PodSpec) Conflicts {

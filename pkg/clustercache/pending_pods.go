@@ -60,9 +60,6 @@ func (s *pendingPods) update(pod *PodInfo, now time.Time) {
 }
 
 func (s *pendingPods) remove(uid gpu.PodUID) {
-	if _, known := s.get(uid); !known {
-		return // Almost every pod.
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pods, uid)

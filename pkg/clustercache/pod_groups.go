@@ -78,7 +78,3 @@ func podGroupEvents(h PodGroupHandler) cache.ResourceEventHandler {
 	updated := func(_, group *schedulingv1beta1.PodGroup) { h.PodGroupUpdated(group) }
 	return eventHandlers(updated, func(group *schedulingv1beta1.PodGroup) { h.PodGroupDeleted(group.Namespace, group.Name) })
 }
-
-func trimPodGroup(group *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroup {
-	return &schedulingv1beta1.PodGroup{ObjectMeta: identity(&group.ObjectMeta), Spec: group.Spec}
-}

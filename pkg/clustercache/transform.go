@@ -26,7 +26,7 @@ func (s *sharing) transform(object any) (any, error) {
 	case *corev1.Namespace:
 		return trimNamespace(o), nil
 	case *schedulingv1beta1.PodGroup:
-		return trimPodGroup(o), nil
+		return &schedulingv1beta1.PodGroup{ObjectMeta: identity(&o.ObjectMeta), Spec: o.Spec}, nil
 	}
 	return object, nil // A PodInfo, or a DeletedFinalStateUnknown with an object that was transformed before.
 }

@@ -19,7 +19,7 @@ import (
 func (r *Reclaimer) keptApart(ctx context.Context, pod *corev1.Pod, node string, victims map[gpu.PodUID]bool) (bool, error) {
 	hasRule := func(p *clustercache.PodInfo) bool { return p.Node != "" && p.Conflicts.RequiredAntiAffinity }
 	own := clustercache.NewPodInfo(pod).Conflicts
-	if !own.RequiredAntiAffinity && !own.UsesHostPorts() && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
+	if !own.RequiredAntiAffinity && len(own.HostPorts) == 0 && !slices.ContainsFunc(r.Cache.PodsOn(node), hasRule) {
 		return false, nil
 	}
 	others, err := r.API.PodsOn(ctx, node)

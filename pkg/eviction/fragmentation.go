@@ -21,7 +21,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/queue"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // This file frees cards for pods that are pending only because of fragmentation: the node's sum has room for them, but too few cards have, mostly
@@ -186,7 +185,7 @@ func (ps *Preemptors) nominationValid(pod *clustercache.PodInfo, name string) bo
 
 // fits reports whether the pod would find a card on one of the nodes.
 func (ps *Preemptors) fits(pod gpu.Pod, nodes ...string) (fits bool) {
-	ps.Ledger.ForEachFit(pod, nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	_, fits = ps.Ledger.FirstFit(pod, nodes)
 	return fits
 }
 

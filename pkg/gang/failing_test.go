@@ -13,7 +13,7 @@ import (
 
 // fits reports whether a pod would fit some node now.
 func (s *fixture) fits(pod gpu.Pod) (fits bool) {
-	s.ledger.ForEachFit(pod, s.nodes, func(_ string, reason reasons.Reason) { fits = fits || reason == reasons.Fits })
+	_, fits = s.ledger.FirstFit(pod, s.nodes)
 	return fits
 }
 

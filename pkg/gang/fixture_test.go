@@ -241,11 +241,11 @@ func (s *fixture) tryAll() {
 
 // fitting returns the nodes with room for a pod alone.
 func (s *fixture) fitting(p *pod) (nodes []string) {
-	s.ledger.ForEachFit(p.Pod, s.nodes, func(name string, reason reasons.Reason) {
-		if reason == reasons.Fits {
+	for _, name := range s.nodes {
+		if _, fits := s.ledger.FirstFit(p.Pod, []string{name}); fits {
 			nodes = append(nodes, name)
 		}
-	})
+	}
 	return nodes
 }
 

@@ -17,8 +17,8 @@ type Availability struct {
 	Allocations []Allocation
 }
 
-// Availability returns a node as the pod sees it without the awaited reservations of the items in unseen, which can be nil, and the reason that
-// ForEachFit gives for it.
+// Availability returns a node as the pod sees it without the awaited reservations of the items in unseen, which can be nil. With these reservations, it
+// returns Fits, or the reason why the pod doesn't fit the node.
 func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // Shortlists returns the number of different lists of nodes among which Await chooses with the lock held.
@@ -43,4 +44,14 @@ func (l *Ledger) ReservedOn(name string) (uids []gpu.PodUID) {
 		}
 	}
 	return distinct(uids)
+}
+
+// ForEachFit calls visit for each of the named nodes, in order, with the reason that Availability gives for it.
+func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	a := l.asker(&pod, nil)
+	for _, name := range names {
+		visit(name, l.fit(l.nodes[name], &a))
+	}
 }

@@ -40,17 +40,6 @@ func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
 	return asker{pod, pod.Demand(), l.nodeOf[pod.UID], l.reservations.of(pod.UID), unseen}
 }
 
-// ForEachFit calls visit for each of the named nodes, in order, with Fits or the reason why the pod doesn't fit the node. It
-// changes nothing. visit runs under the lock and must not call the ledger.
-func (l *Ledger) ForEachFit(pod gpu.Pod, names []string, visit func(name string, reason reasons.Reason)) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	a := l.asker(&pod, nil)
-	for _, name := range names {
-		visit(name, l.fit(l.nodes[name], &a))
-	}
-}
-
 // FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation
 // fits only its own node.
 func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
@@ -89,8 +78,9 @@ type View struct {
 	Unseen map[string]bool
 }
 
-// Rank is ForEachFit with each node's suitability; i is the position of the node in names. A node on which the pod has an
-// allocation gets the best suitability. Rank reports whether it counted tentative placements.
+// Rank calls visit for each of the named nodes, in order, with its suitability and Fits, or the reason why the pod doesn't fit the node; i is the
+// position of the node in names. A node on which the pod has an allocation gets the best suitability. Rank reports whether it counted tentative
+// placements. visit runs under the lock and must not call the ledger.
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()

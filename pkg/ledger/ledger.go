@@ -99,7 +99,7 @@ type Node struct {
 }
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The
-// caller's code runs under it only in the visit functions of ForEachFit and Rank, and in Resources.
+// caller's code runs under it only in the visit function of Rank, and in Resources.
 type Ledger struct {
 	freedListeners []func(node string)
 	// resources is nil if only GPU memory counts, turns if fair sharing is off.
@@ -228,21 +228,6 @@ func (l *Ledger) Lookup(uid gpu.PodUID) (string, Allocation, bool) {
 		return "", Allocation{}, false
 	}
 	return l.nodeOf[uid], a.copy(), true
-}
-
-// Card returns a card of a node, and the node's unit.
-func (l *Ledger) Card(name string, index int) (gpu.Card, gpu.Unit, bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	n, ok := l.nodes[name]
-	if !ok {
-		return gpu.Card{}, 0, false
-	}
-	i, ok := n.position(index)
-	if !ok {
-		return gpu.Card{}, 0, false
-	}
-	return n.spec.Cards[i], n.spec.Unit, true
 }
 
 // Node returns one node with its allocations.

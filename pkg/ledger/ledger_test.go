@@ -72,24 +72,6 @@ func TestNodeCards(t *testing.T) {
 	expect(t, "nodes", want, f.NodeCards())
 }
 
-func TestCard(t *testing.T) {
-	f := newFixture(t, spec(16, 8))
-	for name, tc := range map[string]struct {
-		node  string
-		index int
-		want  gpu.Card
-		unit  gpu.Unit
-	}{
-		"a card":          {"n1", 1, spec(16, 8).Cards[1], gpu.MiB},
-		"an unknown card": {node: "n1", index: 2},
-		"an unknown node": {node: "n2"},
-	} {
-		card, unit, ok := f.Card(tc.node, tc.index)
-		expect(t, name, []any{tc.want, tc.unit, tc.unit > 0}, []any{card, unit, ok})
-	}
-	f.DeleteNode("n1") // It would block if Card kept the lock.
-}
-
 func TestRankScores(t *testing.T) {
 	f := newFixture(t, spec(16, 16), spec(16, 16), spec(16), wholeCards(spec(16)))
 	f.bind("n2", 0, pod("half", 8))

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -151,9 +150,6 @@ func hasRoom(cards []placement.Card, where gpu.Placement) bool {
 	})
 }
 
-// position returns the position of the card with the given index.
-func (n *node) position(index int) (int, bool) { return placement.Position(n.cards, index) }
-
 // usesLessThan reports whether the allocations use less of a card than before, of its memory, its cores or its containers.
 func (n *node) usesLessThan(before []placement.Card) bool {
 	return slices.ContainsFunc(n.cards, func(c placement.Card) bool {
@@ -176,9 +172,6 @@ func (n *node) copy(name string) Node {
 func compareAllocations(a, b Allocation) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 }
-
-// uids returns the pods with allocations in no order.
-func (n *node) uids() []gpu.PodUID { return slices.Collect(maps.Keys(n.allocations)) }
 
 // copyAllocations returns the allocations in no order.
 func (n *node) copyAllocations() []Allocation {

@@ -115,12 +115,7 @@ func (l *Ledger) AddReservation(id string, r Reservation) {
 
 // End ends the awaited reservation that the source has made for an item, if there is one. The ID of a nomination is its pod's UID.
 func (l *Ledger) End(source Source, id string) {
-	l.mu.RLock()
-	known := l.reservations.items[source][id] != nil
-	l.mu.RUnlock()
-	if known { // Usually not, and then the write lock isn't needed.
-		l.edit(func(e *edit) { e.freed = l.endItem(source, id) })
-	}
+	l.edit(func(e *edit) { e.freed = l.endItem(source, id) })
 }
 
 // addReservation adds an awaited reservation without its places.

@@ -131,7 +131,7 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 
 // usableCard returns the card with this index; nil if it doesn't exist, is unhealthy, or isn't near an adapter although the demand needs one.
 func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
-	i, ok := n.position(index)
+	i, ok := placement.Position(n.cards, index)
 	if !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) {
 		return nil
 	}

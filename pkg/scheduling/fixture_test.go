@@ -24,7 +24,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 	"github.com/gpushare/gpushare/test/fake"
@@ -256,7 +255,7 @@ func (f *fixture) wantSettled(pod *corev1.Pod, want string) {
 
 // fits reports whether the pod would find memory on the node.
 func (f *fixture) fits(pod gpu.Pod, node string) (fits bool) {
-	f.ledger.ForEachFit(pod, []string{node}, func(_ string, reason reasons.Reason) { fits = reason == reasons.Fits })
+	_, fits = f.ledger.FirstFit(pod, []string{node})
 	return fits
 }
 
