@@ -144,6 +144,9 @@ func (e *evictor) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, er
 	return live, err
 }
 
+// errUnread means that a pod could not be read, so its eviction wasn't requested.
+var errUnread = errors.New("reading pod")
+
 // read reads a pod; nil if it is gone or has ended.
 func (e *evictor) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	live, err := e.API.Pod(ctx, pod.Namespace, pod.Name)
@@ -151,7 +154,7 @@ func (e *evictor) read(ctx context.Context, pod gpu.Pod) (*corev1.Pod, error) {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading pod %s: %w", pod, err)
+		return nil, fmt.Errorf("%w %s: %w", errUnread, pod, err)
 	case gpu.PodUID(live.UID) != pod.UID || protocol.Terminal(live):
 		return nil, nil
 	}

@@ -3,6 +3,7 @@ package eviction
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -216,18 +217,19 @@ func (x *Executor) Evict(ctx context.Context, victims []Victim) (until time.Time
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if until.IsZero() {
-		for _, v := range victims {
-			for _, pod := range v.Pods {
-				delete(x.asked, pod.UID)
-			}
+	for _, g := range groups {
+		g.calling, g.until = false, until
+	}
+	if !until.IsZero() {
+		return until, err // Tick finishes the groups.
+	}
+	for _, v := range victims {
+		for _, pod := range v.Pods {
+			delete(x.asked, pod.UID)
 		}
 	}
 	for _, g := range groups {
-		g.calling, g.until = false, until
-		if !slices.ContainsFunc(g.Pods, x.isAsked) {
-			x.forget(g)
-		}
+		x.forget(g)
 	}
 	return until, err
 }
@@ -262,7 +264,7 @@ func (x *Executor) evict(ctx context.Context, victims []Victim) (until time.Time
 		ends, gone, err := x.try(ctx, v, pod, false)
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		if err != nil && apiserver.OutcomeOf(err) != apiserver.Unknown {
+		if errors.Is(err, errUnread) || err != nil && apiserver.OutcomeOf(err) != apiserver.Unknown {
 			delete(x.asked, pod.UID)
 			return err
 		}

@@ -198,6 +198,71 @@ func TestExecutorRetries(t *testing.T) {
 	}
 }
 
+// unreadable is an API server that answers no reads of the pod once it fails.
+type unreadable struct {
+	API
+	pod   string
+	fails bool
+}
+
+func (u *unreadable) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	if u.fails && name == u.pod {
+		return nil, errLost
+	}
+	return u.API.Pod(ctx, namespace, name)
+}
+
+// The first victim can't be read: nothing is evicted.
+func TestExecutorReadFails(t *testing.T) {
+	f := newExecutions(t)
+	api := &unreadable{API: f.server, pod: "g1"}
+	x := f.process(api)
+	if err := x.DryRun(t.Context(), f.victims); err != nil {
+		t.Fatal(err)
+	}
+	api.fails = true
+	if until, err := x.Evict(t.Context(), f.victims); !until.IsZero() || !errors.Is(err, errLost) {
+		t.Errorf("until %v, %v", until, err)
+	}
+	api.fails = false
+	f.later(x, 3*time.Minute)
+	if got := f.running(); got != "g1 g2 g3 s" {
+		t.Errorf("%q run, want all", got)
+	}
+}
+
+// Each eviction call takes longer than one can take effect, and one is refused: the rest of the group is evicted nevertheless.
+func TestExecutorSlowCalls(t *testing.T) {
+	f := newExecutions(t)
+	x := f.process(f.server)
+	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
+		if dryRun {
+			return nil
+		}
+		f.clock.Step(x.AnswerLost + time.Second)
+		if pod.Name != "g1" {
+			return budgetRefusal()
+		}
+		f.server.Set(fake.Edited(f.pods[0], fake.Terminating(f.clock.Now().Add(10*time.Minute))))
+		return nil
+	}})
+	if until, err := f.evict(x); err == nil || until.IsZero() {
+		t.Fatal(until, err)
+	}
+	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+		for _, object := range f.pods {
+			if object.Name == pod.Name {
+				f.server.Set(fake.Edited(object, fake.Terminating(f.clock.Now().Add(30*time.Second))))
+			}
+		}
+		return nil
+	}})
+	f.later(x, 3*time.Minute)
+	if got := f.running(); got != "s" {
+		t.Errorf("%q run, want s", got)
+	}
+}
+
 // A pod with a long grace period gets a shorter one, and one with a short grace period keeps it.
 func TestGracePeriod(t *testing.T) {
 	f := newExecutions(t)
