@@ -29,7 +29,7 @@ func (m *Manager) grantItem(it *item, places []ledger.ChosenNode) {
 	for i, p := range it.pods {
 		p.grant, p.expires = g, m.now.Add(m.Patience)
 		if !places[i].Existing {
-			m.Ledger.Own(ledger.Granted, p.UID, time.Time{})
+			m.Ledger.Own(ledger.Granted, p.UID)
 		}
 		m.leaveGroup(p)
 		p.counted, p.countedFor = p.Request, it.Tenant

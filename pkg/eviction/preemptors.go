@@ -38,7 +38,7 @@ type Preemptors struct {
 
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
-// It begins when victims were chosen because of fragmentation (begin), when filter is called with the node while victims of kube-scheduler are leaving
+// It begins when victims were chosen because of fragmentation (begin), when groups give up a place (TakePlace), when filter is called with the node while victims of kube-scheduler are leaving
 // it (Tried), or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits for the end of its victims, then, from freedAt on,
 // for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type preemptor struct {
@@ -117,6 +117,23 @@ func (ps *Preemptors) resign() {
 func (ps *Preemptors) reserve(p preemptor) {
 	ps.all[p.pod.UID] = p
 	ps.Ledger.Nominate(p.node, p.pod, p.victims...)
+}
+
+// TakePlace keeps the place on the node that groups have given up for the pod: it is a preemptor without victims.
+func (ps *Preemptors) TakePlace(pod *clustercache.PodInfo, node string) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.reserve(preemptor{pod: pod.Pod, node: node, nominated: pod.NominatedNode, freedAt: ps.Clock.Now()})
+}
+
+// TakenPlace returns the node of such a place; empty if the pod has none.
+func (ps *Preemptors) TakenPlace(uid gpu.PodUID) string {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.all[uid]; len(p.victims) == 0 {
+		return p.node
+	}
+	return ""
 }
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may

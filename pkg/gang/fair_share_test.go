@@ -112,7 +112,7 @@ func TestTurnAndPlaces(t *testing.T) {
 				if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
 					t.Fatal(err)
 				}
-				s.ledger.Own(ledger.Granted, p.UID, time.Time{})
+				s.ledger.Own(ledger.Granted, p.UID)
 			}
 			s.manager.filterAll(s.created[0].UID, test.offered, s.now)
 			if planned := s.manager.Phases()[PhasePlanned] == 1; planned != test.planned {
@@ -156,7 +156,7 @@ func TestGrantedAfterFailures(t *testing.T) {
 			if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
 				t.Fatal(err)
 			} else if granted {
-				s.ledger.Own(ledger.Granted, p.UID, time.Time{})
+				s.ledger.Own(ledger.Granted, p.UID)
 			}
 		}
 		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)

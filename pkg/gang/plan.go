@@ -171,10 +171,9 @@ func (mgr *Manager) take(
 	return places
 }
 
-// Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes. The pod gets an assumed allocation there,
-// for the patience at most. Displace reports whether it did so. Without the allocation, the runs could take the place again before the pod's bind:
-// before it binds the pod, kube-scheduler makes the filter call for its next pod, which is often a member of these runs.
-func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
+// Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes. It returns this node, or false. The pod
+// has an assumed allocation there, so that no run takes the place again.
+func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node string, ok bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
@@ -186,17 +185,16 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) bool {
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !planned[node] })
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
-		return false
+		return "", false
 	}
 	yields := func(r *run) bool {
 		return lower(r) && slices.ContainsFunc(r.plan.order, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
 	}
 	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, now)
 	if places == nil || places[0].Existing {
-		return false
+		return "", false
 	}
-	mgr.Ledger.Own(ledger.Displaced, pod.UID, now.Add(mgr.Patience))
-	return true
+	return places[0].Node, true
 }
 
 // endWholeCards ends the plans with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
@@ -212,7 +210,7 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 // setPlace sets the planned node of a member.
 func (mgr *Manager) setPlace(pm *plannedMember, node string) {
 	pm.node = node
-	mgr.Ledger.Own(ledger.Planned, pm.uid, time.Time{})
+	mgr.Ledger.Own(ledger.Planned, pm.uid)
 }
 
 // checkPlan ends the plan of a run whose members don't match it any more.

@@ -96,7 +96,7 @@ func (s *costScene) changeAny(spec ledger.NodeSpec) {
 		s.AddTentative(p, []string{name, s.names[0]}, at.Add(-ledger.TentativeLifetime*time.Duration(s.random.IntN(2))))
 	case 6:
 		_, _ = s.Reserve(name, p, placement.Binpack, at)
-		s.Own(ledger.Planned, other.UID, time.Time{})
+		s.Own(ledger.Planned, other.UID)
 	case 7:
 		s.Disown(ledger.Planned, other.UID)
 		s.Release(other.UID)

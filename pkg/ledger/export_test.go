@@ -34,7 +34,7 @@ func (l *Ledger) ReservedOn(name string) (uids []gpu.PodUID) {
 		return nil
 	}
 	for uid, a := range n.allocations {
-		if a.State == Assumed && l.reservations.placed[uid].Source != Direct && l.reservations.placed[uid].Source != Displaced {
+		if a.State == Assumed && l.reservations.placed[uid].Source != Direct {
 			uids = append(uids, uid)
 		}
 	}

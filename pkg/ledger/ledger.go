@@ -32,7 +32,7 @@ type State int
 
 const (
 	// Assumed means that a card is chosen and the API server has not confirmed the bind yet. The bind is in flight or
-	// unconfirmed, or has not begun: the card was chosen by a gang's plan or by fair sharing, or for a pod that displaced gangs.
+	// unconfirmed, or has not begun: the card was chosen by a gang's plan or by fair sharing.
 	Assumed State = iota
 	// Bound means that the API server has the pod on its node.
 	Bound

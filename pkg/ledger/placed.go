@@ -1,21 +1,13 @@
 package ledger
 
-import (
-	"time"
+import "github.com/gpushare/gpushare/pkg/gpu"
 
-	"github.com/gpushare/gpushare/pkg/gpu"
-)
-
-// Own records that the source keeps the pod's assumed allocation until Disown. If until isn't zero, the reservation is due then. Own does nothing
-// if the pod has no such allocation.
-func (l *Ledger) Own(source Source, uid gpu.PodUID, until time.Time) {
+// Own records that the source keeps the pod's assumed allocation until Disown. It does nothing if the pod has no such allocation.
+func (l *Ledger) Own(source Source, uid gpu.PodUID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.reservations.placed[uid]; r != nil {
 		r.Source = source
-		if !until.IsZero() {
-			r.Until = until
-		}
 	}
 }
 
@@ -37,19 +29,6 @@ func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
 	defer l.mu.RUnlock()
 	r := l.reservations.placed[uid]
 	return r != nil && r.Source == source && !r.Binding
-}
-
-// Due returns the pods whose reservations are due, each of them once; if all is true, those that will be due later too.
-func (l *Ledger) Due(now time.Time, all bool) (due []gpu.PodUID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for uid, r := range l.reservations.placed {
-		if !r.Until.IsZero() && (all || !now.Before(r.Until)) {
-			r.Until = time.Time{}
-			due = append(due, uid)
-		}
-	}
-	return due
 }
 
 // BeginBind records that a bind of the pod begins. Until EndBind, its allocation is moved by this bind alone, and not released.

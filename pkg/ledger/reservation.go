@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
@@ -26,8 +25,6 @@ type Reservation struct {
 	// Binding is true from the begin of a bind of the pod of a placed reservation until its outcome is known: nothing but this outcome moves or
 	// releases the allocation. The pod can have no allocation yet.
 	Binding bool
-	// Until is when a placed reservation is due, see Ledger.Due; zero if its source knows that.
-	Until time.Time
 }
 
 // Place is what a reservation keeps for one of its pods.
@@ -46,13 +43,12 @@ type Source uint8
 
 // The sources of placed reservations. Reserve, ReserveAll and Move place pods, and Own and Disown set the source.
 const (
-	Direct    Source = iota // A choice of cards by a bind. Disown returns to it.
-	Displaced               // A place of a pod that displaced groups. Only this one has Until.
-	Planned                 // The plan of a gang.
-	Granted                 // A turn by fair sharing.
+	Direct  Source = iota // A choice of cards by a bind. Disown returns to it.
+	Planned               // The plan of a gang.
+	Granted               // A turn by fair sharing.
 	// The sources of awaited reservations. End ends them.
 
-	Nominated // A nomination by kube-scheduler, or to a node where a round of evictions frees cards for the pod. Nominate makes it, with Victims.
+	Nominated // A nomination by kube-scheduler, or the place of another preemptor. Nominate makes it, with Victims.
 	Reclaimed // Reclaim, which frees memory for an item. AddReservation makes it, with Victims.
 	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
 	Kept      // Memory of a pod that has ended, for the next pod of its tenant, which doesn't see it as used: View.Unseen. AddReservation makes it.

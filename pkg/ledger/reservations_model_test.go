@@ -195,7 +195,7 @@ func (r *reserver) step() (operation string, err error) {
 	for _, member := range some {
 		requests, uids = append(requests, ledger.Request{Pod: member, Nodes: r.nodes}), append(uids, member.UID)
 	}
-	source := []ledger.Source{ledger.Displaced, ledger.Planned, ledger.Granted}[r.random.IntN(3)]
+	source := []ledger.Source{ledger.Planned, ledger.Granted}[r.random.IntN(2)]
 	switch n := r.random.IntN(26); {
 	case n < 3:
 		want := r.model.check(node, p)
@@ -269,7 +269,7 @@ func (r *reserver) step() (operation string, err error) {
 			_, got, _ := r.fixture.Lookup(p.UID)
 			r.model.allocations[p.UID] = &allocation{moved, got}
 			if owned { // As its source does.
-				r.fixture.Own(owner, p.UID, time.Time{})
+				r.fixture.Own(owner, p.UID)
 				r.model.own(p.UID, owner)
 			}
 		}
@@ -293,7 +293,7 @@ func (r *reserver) step() (operation string, err error) {
 		r.model.endAwaited()
 		return "End(Queued)", nil
 	case n < 21 && n > 18:
-		r.fixture.Own(source, p.UID, time.Time{})
+		r.fixture.Own(source, p.UID)
 		r.model.own(p.UID, source)
 		return fmt.Sprintf("Own(%d, %v)", source, p), nil
 	case n == 21:

@@ -101,7 +101,7 @@ func TestReservedResources(t *testing.T) {
 	// The place of a plan keeps it too.
 	f.run(pod("other", 4), "n1", 1, 3, at)
 	f.reserve("n1", item)
-	f.Own(ledger.Planned, item.UID, time.Time{})
+	f.Own(ledger.Planned, item.UID)
 	finds("beside a plan", small, kept)
 	expect(t, "of higher priority", []reasons.Reason{fits}, f.check(higher, "n1"))
 	f.Disown(ledger.Planned, item.UID)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,7 +13,7 @@ import (
 )
 
 // Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see Options.FilterBest). For a
-// single pod it creates no allocation, unless groups give way to the pod (groups.displace). For a member of a group it can make the
+// single pod it creates no allocation, For a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := s.podInfo(object)
@@ -86,9 +87,25 @@ func (s *Scheduler) findNodes(c *filterCall) {
 	if c.elsewhere || s.ledger.NeedsTurn(c.pod.Pod) {
 		return
 	}
-	if s.groups.displace(c.pod.Pod, c.Nodes) {
+	if s.displace(c.pod, c.Nodes) {
 		s.fit(c)
 	}
+}
+
+// displace ends plans of groups of lower priority if the pod then fits one of the nodes, and keeps this place for the pod. It reports whether it did so.
+// Otherwise the groups could take the place again: before it binds the pod, kube-scheduler makes the filter call for its next pod, which is often a
+// member of these groups.
+func (s *Scheduler) displace(pod *clustercache.PodInfo, nodes []string) bool {
+	node, ok := s.groups.manager.Displace(pod.Pod, nodes, s.Clock.Now())
+	if !ok {
+		return false
+	}
+	s.preemptors.TakePlace(pod, node)
+	s.binder.Release(pod.UID)
+	s.groups.act()
+	klog.Background().Info("Memory that was reserved for groups is given to another pod",
+		"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
+	return true
 }
 
 // recordRejection records that no node passes, and what later evictions for the pod need.

@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,8 +9,57 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/preemption"
+	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/fake"
 )
+
+// A pod of higher priority takes the reserved places of a group. Its place is kept, though it isn't bound yet, until it had time to take it. Preempt names
+// no member whose bind is held.
+func TestDisplacerKeepsPlace(t *testing.T) {
+	filter := func(g *gangFixture, pod *corev1.Pod) {
+		if got := g.filter(pod, "n1").Names(); len(got) != 1 {
+			g.t.Errorf("the pod may go to %v, want n1", got)
+		}
+	}
+	preempt := func(proposal, want []gpu.PodUID) func(*gangFixture, *corev1.Pod) {
+		return func(g *gangFixture, pod *corev1.Pod) {
+			for range 2 { // kube-scheduler may ask again before the members have left its cache.
+				got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: proposal}})
+				if err != nil || !slices.Equal(got["n1"].Pods, want) {
+					g.t.Errorf("victims %v, want %v: %v", got["n1"].Pods, want, err)
+				}
+			}
+		}
+	}
+	member, other := []gpu.PodUID{"uid-job-0"}, []gpu.PodUID{"uid-cpu"}
+	for name, test := range map[string]struct {
+		priority int32
+		call     func(g *gangFixture, pod *corev1.Pod)
+	}{
+		"in filter":                               {5, filter},
+		"in preempt":                              {5, preempt(member, nil)},
+		"in preempt, victims for other resources": {5, preempt(other, other)},
+		"in preempt, of equal priority":           {0, preempt(member, nil)},
+	} {
+		t.Run(name, bubble(func(t *testing.T) {
+			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)))
+			g.startBinds(t.Context(), 0, 1)
+			g.awaitHeld(2)
+			single := fake.Pod("single", 16, fake.Priority(test.priority))
+			test.call(g, single)
+			if test.priority == 0 {
+				g.awaitHeld(2)
+				return
+			}
+			g.wantEnds(2, reasons.GroupGaveWay)
+			g.groups.tick()
+			g.want(g.pods[0], "none")
+			filter(g, single)
+			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
+		}))
+	}
+}
 
 // TestLeavingPodIsForOthers: what a pod of lower priority leaves isn't kept for a member of a group that can't be placed now.
 func TestLeavingPodIsForOthers(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/apiserver"
@@ -115,18 +114,6 @@ func (g *groups) filter(pod *clustercache.PodInfo, nodes []string) (result Filte
 		g.nominator.Rejected(uid, nodes)
 	}
 	return result, true
-}
-
-// displace takes reserved places, whose binds have not begun, from groups of lower priority, and reports whether the pod fits one of the nodes now.
-func (g *groups) displace(pod gpu.Pod, nodes []string) bool {
-	if len(nodes) == 0 || !g.manager.Displace(pod, nodes, g.clock.Now()) {
-		return false
-	}
-	g.act()
-	node, _, _ := g.ledger.Lookup(pod.UID)
-	klog.Background().Info("Memory that was reserved for groups is given to another pod",
-		"pod", klog.KRef(pod.Namespace, pod.Name), "priority", pod.Priority, "node", node)
-	return true
 }
 
 // needsPermit reports whether the pod's bind needs a permit.
@@ -300,17 +287,11 @@ func (g *groups) run(ctx context.Context) error {
 // tick calls the manager's Tick if this process is the leader. An extender without replicas leads once its cache is synced.
 func (g *groups) tick() {
 	now := g.clock.Now()
-	leads := g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil
-	if leads {
+	if g.leading() == nil && (g.Answering == nil || g.Answering() == nil) && g.cache.Ready() == nil {
 		g.manager.StartLeading(now)
+		g.manager.Tick(now)
 	} else {
 		g.manager.StopLeading(now)
-	}
-	for _, uid := range g.ledger.Due(now, !leads) { // The places of displacers end with the term.
-		g.binder.Release(uid)
-	}
-	if leads {
-		g.manager.Tick(now)
 	}
 	g.act()
 }

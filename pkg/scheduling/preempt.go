@@ -48,8 +48,12 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
-	s.groups.displace(pod.Pod, slices.Sorted(maps.Keys(proposed)))
-	if node, _, allocated := s.ledger.Lookup(pod.UID); allocated {
+	s.displace(pod, slices.Sorted(maps.Keys(proposed)))
+	node, _, allocated := s.ledger.Lookup(pod.UID)
+	if !allocated {
+		node = s.preemptors.TakenPlace(pod.UID)
+	}
+	if node != "" {
 		return s.withCard(node, proposed), nil
 	}
 	if !s.cache.BudgetsSynced() {
