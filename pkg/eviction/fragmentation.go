@@ -268,13 +268,9 @@ func (ps *Preemptors) begin(ctx context.Context, plan plan) (done bool) {
 		return begun || !answered(err)
 	}
 	logger.Info("Freeing a card for a pod that only fragmentation keeps pending", "evicted", len(plan.evictions))
-	lacking := "no card has"
-	if len(plan.where) > 1 {
-		lacking = "too few cards have"
-	}
 	ps.Recorder.Eventf(apiserver.Reference(pod), corev1.EventTypeNormal, EventEvicting,
-		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but %s",
-		len(plan.evictions), plan.where, plan.node, lacking)
+		"Evicting %d pod(s) of lower priority from GPU %s of node %s: the node has enough free GPU memory, but too few of its cards have",
+		len(plan.evictions), plan.where, plan.node)
 	return true
 }
 

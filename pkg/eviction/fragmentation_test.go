@@ -32,7 +32,7 @@ func TestFragmentation(t *testing.T) {
 	f.wantEvicted("?a5", "a5") // 4 + 5 are enough; the victim with the least memory is chosen.
 	for _, want := range []string{
 		"Normal GPUCardEvicted Evicted from GPU card 0 of node n1 for pod default/pending of higher priority",
-		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU card 0 of node n1: the node has enough free GPU memory, but no card has",
+		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU card 0 of node n1: the node has enough free GPU memory, but too few of its cards have",
 	} {
 		if got := <-f.events; got != want {
 			t.Errorf("Event %q, want %q", got, want)
@@ -97,7 +97,7 @@ func TestFragmentationOfSeveralCards(t *testing.T) {
 	f.wantEvicted("?b15", "b15")
 	for _, want := range []string{
 		"Normal GPUCardEvicted Evicted from GPU card 1 of node n1 for pod default/pending of higher priority",
-		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU cards 0, 1 of node n1: the node has enough free GPU memory, but too few cards have",
+		"Normal GPUCardEvicting Evicting 1 pod(s) of lower priority from GPU cards 0, 1 of node n1: the node has enough free GPU memory, but too few of its cards have",
 	} {
 		if got := <-f.events; got != want {
 			t.Errorf("Event %q, want %q", got, want)

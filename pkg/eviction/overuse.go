@@ -327,12 +327,8 @@ func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
 	switch {
 	case err == nil:
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", use.Used, "requestedMiB", use.Requested)
-		why := "other pods can't get what they request"
-		if use.ForLowCard() {
-			why = "the card has too little free memory for what other pods request"
-		}
 		o.Recorder.Event(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
-			"Evicted from GPU card %d of node %s: it %s, and %s", v.card, v.node, use, why))
+			"Evicted from GPU card %d of node %s: it %s, and the card has too little memory for what other pods request", v.card, v.node, use))
 	case answered(err):
 		o.spared.Extend(pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", resultOf(err))

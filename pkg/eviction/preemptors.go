@@ -126,16 +126,6 @@ func (ps *Preemptors) TakePlace(pod *clustercache.PodInfo, node string) {
 	ps.reserve(preemptor{pod: pod.Pod, node: node, nominated: pod.NominatedNode, freedAt: ps.Clock.Now()})
 }
 
-// TakenPlace returns the node of such a place; empty if the pod has none.
-func (ps *Preemptors) TakenPlace(uid gpu.PodUID) string {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if p := ps.all[uid]; len(p.victims) == 0 {
-		return p.node
-	}
-	return ""
-}
-
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
 // have nominated the pod to another node since. A nomination that is newer than the preemptor takes precedence.
 func (ps *Preemptors) Renew(pod gpu.Pod, nominated string) bool {

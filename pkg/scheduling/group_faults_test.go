@@ -37,8 +37,8 @@ func TestDisplacerKeepsPlace(t *testing.T) {
 		priority int32
 		call     func(g *gangFixture, pod *corev1.Pod)
 	}{
-		"in filter":                               {5, filter},
-		"in preempt":                              {5, preempt(member, nil)},
+		"in filter":  {5, filter},
+		"in preempt": {5, preempt(member, nil)},
 		"in preempt, victims for other resources": {5, preempt(other, other)},
 		"in preempt, of equal priority":           {0, preempt(member, nil)},
 	} {

@@ -128,6 +128,12 @@ func (g *groups) incomplete(pod *clustercache.PodInfo) bool {
 	return !whole
 }
 
+// isPending reports whether the pod is a member of a gang and isn't bound. kube-scheduler counts it on its node while its bind is held.
+func (g *groups) isPending(uid gpu.PodUID) bool {
+	pod, pending := g.cache.PendingPod(uid)
+	return pending && g.memberOf(pod) != nil
+}
+
 // permit is what a bind needs.
 type permit struct {
 	// gang is granted by the pod's gang; nil for a pod without one.

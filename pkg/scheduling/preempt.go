@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eviction"
-	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 )
 
@@ -49,16 +48,12 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, nil // The pod is requeued when they are gone.
 	}
 	s.displace(pod, slices.Sorted(maps.Keys(proposed)))
-	node, _, allocated := s.ledger.Lookup(pod.UID)
-	if !allocated {
-		node = s.preemptors.TakenPlace(pod.UID)
-	}
-	if node != "" {
-		return s.withCard(node, proposed), nil
-	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
+	maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool {
+		return slices.ContainsFunc(proposal.Pods, s.groups.isPending) // It retries the pod when their binds are rejected, or their group is complete.
+	})
 	if s.EvictFragmented { // kube-scheduler 1.38 and later. The Preemptors free a card on these nodes, and violate no budget.
 		maps.DeleteFunc(proposed, func(_ string, proposal preemption.Victims) bool { return len(proposal.Pods) == 0 })
 	}
@@ -78,16 +73,4 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	klog.FromContext(ctx).Info("Victims chosen by card", "pod", klog.KObj(object), "priority", pod.Priority,
 		"memory", pod.Request.String(), "nodesProposed", len(proposed), "nodesUndecided", undecided, "nodes", len(answer))
 	return answer, nil
-}
-
-// withCard corrects the proposal for a pod that already has a card on a node. Victims can be necessary there for other resources, and on no
-// other node. If kube-scheduler would evict members whose binds have just been rejected, the answer is empty, because kube-scheduler retries the pod
-// when these members leave its cache.
-func (s *Scheduler) withCard(node string, proposed map[string]preemption.Victims) map[string]preemption.Victims {
-	pending := func(uid gpu.PodUID) bool { _, pending := s.cache.PendingPod(uid); return pending }
-	proposal := proposed[node]
-	if len(proposal.Pods) == 0 || slices.ContainsFunc(proposal.Pods, pending) {
-		return nil
-	}
-	return map[string]preemption.Victims{node: proposal}
 }
