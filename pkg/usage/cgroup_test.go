@@ -16,7 +16,6 @@ var (
 	underscored = strings.ReplaceAll(string(uidA), "-", "_")
 	idA         = strings.Repeat("a1b2c3d4", 8)
 	idB         = strings.Repeat("0f", 32)
-	idC         = strings.Repeat("c3d4", 16)
 )
 
 func TestParseCgroup(t *testing.T) {
