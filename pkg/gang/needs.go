@@ -74,23 +74,19 @@ func (r *run) completeController() (controller string, several bool) {
 	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
 		return "", false
 	}
-	active := 0
-	for _, c := range r.controllers {
-		active += min(c.active, 1)
-	}
-	if active < 2 {
-		return "", false
-	}
 	members := map[string]int{}
 	for _, m := range r.ordered() {
-		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" {
+		if m.counted == pending {
 			members[m.Controller]++
-			if members[m.Controller]+c.succeeded >= r.size() {
-				return m.Controller, true
+			if controller == "" && members[m.Controller] == r.size() {
+				controller = m.Controller
 			}
 		}
 	}
-	return "", true
+	if len(members) < 2 {
+		return "", false
+	}
+	return controller, true
 }
 
 // settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these
