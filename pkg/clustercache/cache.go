@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
@@ -210,6 +211,10 @@ func (c *Cache) PendingFor(uid gpu.PodUID) time.Duration {
 func (c *Cache) RequestProblems() []*PodInfo {
 	pods := c.reported(requestValue)
 	slices.SortFunc(pods, byName)
+	unserved := func(pod *PodInfo) bool { return pod.Unserved }
+	if slices.ContainsFunc(pods, unserved) && diagnosis.OffersWholeCards(c.Nodes()) {
+		pods = slices.DeleteFunc(pods, unserved)
+	}
 	return pods
 }
 

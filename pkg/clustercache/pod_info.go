@@ -43,6 +43,8 @@ type PodInfo struct {
 	// TooLarge is true if the pod is too large for its labels, constraints, conflicts and extended resources to be kept, see
 	// protocol.CheckSize. They are unknown then.
 	TooLarge bool
+	// Unserved is true if RequestProblem is about whole cards: it is a problem only while no node offers them.
+	Unserved bool
 	// GraceSeconds is metadata.deletionGracePeriodSeconds, between the request for the deletion and DeletionTime.
 	GraceSeconds int32
 	// Created is when a pod that asks for GPU memory was created, in seconds as Unix counts them.
@@ -136,6 +138,10 @@ func NewPodInfo(object *corev1.Pod) *PodInfo {
 	if !p.TooLarge {
 		p.Conflicts = conflictsOf(&pod.Spec)
 		p.RequestProblem = diagnosis.RequestProblem(pod)
+		if p.RequestProblem == "" {
+			p.RequestProblem = diagnosis.UnservedRequest(pod)
+			p.Unserved = p.RequestProblem != ""
+		}
 	}
 	if p.Node == "" {
 		p.NominatedNode = pod.Status.NominatedNodeName

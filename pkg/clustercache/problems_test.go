@@ -38,6 +38,26 @@ func TestReported(t *testing.T) {
 	wantEqual(t, "pods that are still reported", []string{"a", "c"}, names(f.Reported()))
 }
 
+// A pending pod that asks for whole cards has a request problem while no node offers them.
+func TestUnservedRequests(t *testing.T) {
+	node := fake.Node("n1", 100)
+	f := start(t, node, fake.Pod("a", 0, func(pod *corev1.Pod) {
+		pod.Spec.Containers[0].Resources.Limits = fake.Amount(protocol.ResourceWholeCard, 1)
+	}))
+	<-f.got.pods
+	f.want(f.got.nodes, "updated n1")
+	if got := f.RequestProblems(); len(got) != 1 {
+		t.Errorf("%d problems, want one", len(got))
+	}
+	node = node.DeepCopy()
+	node.Status.Capacity = fake.Amount(protocol.ResourceWholeCard, 1)
+	f.publishNode(node)
+	f.want(f.got.nodes, "updated n1")
+	if got := f.RequestProblems(); len(got) != 0 {
+		t.Errorf("%d problems while a node offers whole cards", len(got))
+	}
+}
+
 // A pod with a request problem is listed while it exists, has not ended and isn't being deleted.
 func TestRequestProblems(t *testing.T) {
 	misspelled := func(pod *corev1.Pod) {

@@ -1,9 +1,7 @@
 package diagnosis
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"time"
 	"unique"
 
@@ -41,11 +39,11 @@ type Diagnoser struct {
 	active map[string]bool
 	// podsOnly is true if nodes are unknown, see PodsOnly.
 	podsOnly bool
-	// nodes are sorted by name.
-	nodes    []Node
-	index    *eligibility.Index
+	nodes    nodeFigures
 	eligible map[unique.Handle[string]]*eligibleNodes // by Pod.Constraints
-	rooms    map[roomKey]room
+	// eligibleKept is the number of nodes in eligible.
+	eligibleKept int
+	rooms        map[roomKey]room
 	// messages are the rejections by message of kube-scheduler; nil for a message that is none.
 	messages map[string]*reasons.Rejection
 }
@@ -54,15 +52,9 @@ type Diagnoser struct {
 // they show which schedulers run.
 func NewDiagnoser(nodes []Node, pending []*Pod, now time.Time) *Diagnoser {
 	d := &Diagnoser{
-		now: now, active: map[string]bool{}, nodes: nodes, eligible: map[unique.Handle[string]]*eligibleNodes{}, rooms: map[roomKey]room{},
+		now: now, active: map[string]bool{}, nodes: newNodeFigures(nodes), eligible: map[unique.Handle[string]]*eligibleNodes{}, rooms: map[roomKey]room{},
 		messages: map[string]*reasons.Rejection{},
 	}
-	all := make([]*eligibility.Node, len(nodes))
-	for i := range nodes {
-		nodes[i].compute()
-		all[i] = &nodes[i].Node
-	}
-	d.index = eligibility.NewIndex(all)
 	for _, pod := range pending {
 		if pod.Tried {
 			d.active[pod.Scheduler] = true
@@ -148,9 +140,8 @@ func (d *Diagnoser) newCase(pod *Pod, wait *GroupWait) *podCase {
 	if len(pod.Gates) > 0 && c.turn == nil && !c.turnUnknown {
 		return c // The others don't count until the gates are removed.
 	}
-	byName := func(n Node, name string) int { return cmp.Compare(n.Object.Name, name) }
-	if i, found := slices.BinarySearchFunc(d.nodes, pod.NominatedNode, byName); found {
-		node := &d.nodes[i]
+	if i, found := d.nodes.Position(pod.NominatedNode); found {
+		node := &d.nodes.nodes[i]
 		c.nomineeFits = placement.Fit(node.Cards, pod.Demand()) == reasons.Fits
 		c.nominated = node.NominationValid(eligibility.Parse(pod.Constraints), node.Cards, pod.Demand(), node.leavingFor(pod.Pod, d.now))
 	}
@@ -192,7 +183,7 @@ var rules = []rule{
 	{reasons.Gated, func(c *podCase) bool { return len(c.Gates) > 0 && c.turn == nil && !c.turnUnknown }, (*podCase).gatedText},
 	{reasons.Nominated, func(c *podCase) bool { return c.nominated && !c.callFailed() }, (*podCase).nominatedText},
 	{reasons.NoNode, roomIs(reasons.NoNode), func(c *podCase) string { return c.room.message + c.more() }},
-	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.room.message + c.mistake + c.more() }},
+	{reasons.TooLarge, roomIs(reasons.TooLarge), func(c *podCase) string { return c.tooLarge() + c.more() }},
 	{reasons.Unhealthy, roomIs(reasons.Unhealthy), func(c *podCase) string { return c.room.message + c.more() }},
 	{reasons.WaitsForGroup, func(c *podCase) bool {
 		return c.wait != nil && (c.turn != nil && c.turn.Obstacle == reasons.ObstacleIncomplete || c.turnUnknown && c.wait.Reason.Incomplete())

@@ -108,16 +108,16 @@ func TestDiagnose(t *testing.T) {
 		}
 	}
 	kept := pod(8, condition("", "0/2 nodes are available: 1 free GPU memory is kept for group default/train.v1, 1 no GPU card has enough free memory."))
-	want := Diagnosis{Reason: reasons.ReservedForOther, Message: "b has room for it, but free GPU memory is kept for group default/train.v1, which came first"}
+	want := Diagnosis{Reason: reasons.ReservedForOther, Message: "b has room for it, 8192 MiB on one card, but free GPU memory is kept for group default/train.v1, which came first"}
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("memory is kept for a group: %+v, want %+v", got, want)
 	}
 	kept = pod(8, condition("", "0/2 nodes are available: 1 free CPU, memory or pods of the node are kept for pod default/large, 1 no GPU card has enough free memory."))
-	want.Message = "b has room for it, but free CPU, memory or pods of the node are kept for pod default/large, which came first"
+	want.Message = "b has room for it, 8192 MiB on one card, but free CPU, memory or pods of the node are kept for pod default/large, which came first"
 	if got := diagnoser.Diagnose(kept, nil); got != want {
 		t.Errorf("CPU is kept for a pod: %+v, want %+v", got, want)
 	}
-	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no node is large enough for 9000 GiB on one card: the largest card has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate the taint team:NoSchedule" {
+	if got := diagnoser.Diagnose(pod(9000), nil).Message; got != "no card is large enough for 9000 GiB: the largest has 16 GiB, on a; closed: the node is cordoned; tainted: the pod doesn't tolerate the taint team:NoSchedule" {
 		t.Error(got)
 	}
 }
@@ -142,18 +142,18 @@ func TestMessages(t *testing.T) {
 		want  Diagnosis
 	}{
 		"a card has room": {split, pod(7), Diagnosis{
-			Reason: reasons.Fits, Message: "n1 has room for it: kube-scheduler has not tried it yet"}},
+			Reason: reasons.Fits, Message: "n1 has room for it, 7 GiB on one card: kube-scheduler has not tried it yet"}},
 		"enough free memory in total, not on one card": {split, pod(12), Diagnosis{
-			Reason: reasons.Fragmented, Message: "no node has room for 12 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card"}},
+			Reason: reasons.Fragmented, Message: "12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card"}},
 		"too little free memory": {split, pod(13), Diagnosis{
-			Reason: reasons.Full, Message: "no node has room for 13 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card"}},
+			Reason: reasons.Full, Message: "the cards that are large enough are taken: the largest free piece is 7 GiB, on n1"}},
 		"no free memory": {split, pod(1, fake.OntoNode("n2")), Diagnosis{
-			Reason: reasons.Full, Message: "no node has room for 1 GiB on one card: n2 has 0 GiB free in all, at most 0 GiB on one card; 1 node is excluded by the pod's node selector or node affinity"}},
+			Reason: reasons.Full, Message: "the cards that are large enough are taken, nothing of them is free; n1: excluded by the pod's node selector (name=n2)"}},
 		"the card that is large enough is unhealthy": {[]Node{unhealthy(node("n", gpu.GiB, card(0, 8, 0), card(1, 16, 0)), 1)}, pod(10), Diagnosis{
-			Reason: reasons.Unhealthy, Message: "too few of the cards that are large enough are healthy, on n"}},
+			Reason: reasons.Unhealthy, Message: "the cards that are large enough are unhealthy, on n"}},
 		"a taint with effect PreferNoSchedule": {[]Node{changed(node("n", gpu.GiB, card(0, 8, 0)), func(n *Node) {
 			n.Object.Spec.Taints = []corev1.Taint{{Key: "team", Effect: corev1.TaintEffectPreferNoSchedule}}
-		})}, pod(9), Diagnosis{Reason: reasons.TooLarge, Message: "no node is large enough for 9 GiB on one card: the largest card has 8 GiB, on n"}},
+		})}, pod(9), Diagnosis{Reason: reasons.TooLarge, Message: "no card is large enough for 9 GiB: the largest has 8 GiB, on n"}},
 		"nodes that can't be used": {[]Node{
 			changed(node("a", gpu.GiB, card(0, 8, 0)), cordoned), changed(node("b", gpu.GiB, card(0, 8, 0)), cordoned),
 			changed(node("c", gpu.GiB, card(0, 8, 0)), func(n *Node) { n.Closed = "the node is not ready" }),
@@ -201,5 +201,15 @@ func TestNewPod(t *testing.T) {
 			test.want.Scheduler = cmp.Or(test.want.Scheduler, "default-scheduler")
 			check.Equal(t, "the result", &test.want, got, cmpopts.IgnoreUnexported(Pod{}), cmpopts.EquateComparable(unique.Handle[string]{}))
 		})
+	}
+}
+
+func TestCoarse(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		30 * time.Second: "30s", 59 * time.Second: "30s", time.Minute: "1m", 119 * time.Second: "1m", time.Hour: "1h", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+	} {
+		if got := coarse(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package diagnosis_test
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/gpushare/gpushare/pkg/diagnosis"
@@ -13,7 +14,7 @@ import (
 func TestMistakes(t *testing.T) {
 	for _, m := range mistakes.All() {
 		t.Run(m.Name, func(t *testing.T) {
-			problem := diagnosis.RequestProblem(m.Subject())
+			problem := cmp.Or(diagnosis.RequestProblem(m.Subject()), diagnosis.UnservedRequest(m.Subject()))
 			got := diagnosis.Diagnosis{Message: problem}
 			if problem == "" {
 				got = m.Diagnose()

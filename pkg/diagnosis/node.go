@@ -1,7 +1,6 @@
 package diagnosis
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -25,13 +24,6 @@ type Node struct {
 	Terminating []Terminating
 	// Nominees are the pods that are nominated to the node and have no allocation yet, in descending order of priority.
 	Nominees []ledger.Place
-
-	// The fields below are computed once, because they are read for each request.
-	totals placement.Totals
-	// spare is what kube-scheduler counts as free on the node; the greatest amount if the node doesn't report its allocatable memory.
-	spare gpu.Memory
-	// after are the cards once the terminating pods have ended; nil if no pod is terminating.
-	after []placement.Card
 }
 
 // Terminating is a pod that is being deleted and still holds its GPU memory.
@@ -46,21 +38,13 @@ type Terminating struct {
 // Overdue reports whether the pod still exists well after its deletion deadline, see protocol.Overdue.
 func (t *Terminating) Overdue(now time.Time) bool { return protocol.Overdue(t.Due, now) }
 
-// compute sets the computed fields.
-func (n *Node) compute() {
-	n.totals, n.spare, n.after = placement.Sum(n.Cards), math.MaxInt64, nil
-	if allocatable, known := n.Object.Status.Allocatable[protocol.ResourceMemory]; known {
-		n.spare = gpu.NewMemory(allocatable.Value()).Sub(n.Requested)
-	}
-	if len(n.Terminating) > 0 {
-		n.after = slices.Clone(n.Cards)
-	}
-	for i := range n.Terminating {
-		placement.Release(n.after, n.Terminating[i].Placement)
-	}
-}
-
 // leavingFor reports whether a pod of lower priority is about to end on the node.
 func (n *Node) leavingFor(pod gpu.Pod, now time.Time) bool {
 	return slices.ContainsFunc(n.Terminating, func(t Terminating) bool { return t.Priority < pod.Priority && !t.Overdue(now) })
+}
+
+// allocatable returns the sum of the node's memory that kube-scheduler counts; false if the node doesn't report it.
+func (n *Node) allocatable() (gpu.Memory, bool) {
+	quantity, known := n.Object.Status.Allocatable[protocol.ResourceMemory]
+	return gpu.NewMemory(quantity.Value()), known
 }

@@ -41,8 +41,9 @@ type Pod struct {
 
 	// ungated is true if the pod was created with scheduling gates, has none any more, and has not been tried since.
 	ungated bool
-	// mistake is what is wrong with a request that was probably meant in bytes, to be appended to a message; mostly empty.
-	mistake string
+	// asks are the containers' requests, in words if several add up to the pod's. largest is the largest of them.
+	asks    string
+	largest containerRequest
 	// Constraints is eligibility.ConstraintsOf the pod.
 	Constraints unique.Handle[string]
 }
@@ -64,7 +65,7 @@ func NewPodOf(pod *corev1.Pod, values gpu.Pod, problem error) *Pod {
 	if problem != nil {
 		p.RequestError = problem.Error()
 	}
-	p.mistake = bytesMistake(pod)
+	p.asks, p.largest = amounts(pod)
 	for _, gate := range pod.Spec.SchedulingGates {
 		p.Gates = append(p.Gates, gate.Name)
 	}

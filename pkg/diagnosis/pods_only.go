@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -36,8 +37,8 @@ func reportedRoom(pod *Pod) room {
 	}
 	if i := slices.IndexFunc(reportedReasons, rejected.Has); i >= 0 {
 		made.reason = reportedReasons[i]
-		if made.reason != reasons.WaitsForGroup {
-			made.message += pod.mistake
+		if made.reason != reasons.WaitsForGroup && strings.HasSuffix(pod.largest.written, "i") { // As in "2Gi".
+			made.message += fmt.Sprintf("; the request %s is %s units: write a plain number", pod.largest.written, pod.largest.amount)
 		}
 		return made
 	}

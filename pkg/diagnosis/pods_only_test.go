@@ -42,7 +42,7 @@ func TestPodsOnly(t *testing.T) {
 			rejected("5 Insufficient aliyun.com/gpu-mem")(p)
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse("2Gi")}
 		}, nil, Diagnosis{
-			Reason: reasons.Full, Message: "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; container  asks for 2Gi: write a number of units, not of bytes"}},
+			Reason: reasons.Full, Message: "0/5 nodes are available: 5 Insufficient aliyun.com/gpu-mem; the request 2Gi is 2147483648 units: write a plain number"}},
 		"unhealthy": {rejected("5 the GPU cards that are large enough are unhealthy"), nil, Diagnosis{
 			Reason: reasons.Unhealthy, Message: "0/5 nodes are available: 5 the GPU cards that are large enough are unhealthy"}},
 		"too large": {rejected("5 the pod asks for more GPU memory than any card of the node has"), nil, Diagnosis{

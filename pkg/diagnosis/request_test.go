@@ -6,7 +6,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // A resource is taken for one of ours by what its name says, and never a common one of other vendors.
@@ -67,20 +69,30 @@ func TestNoRequestProblem(t *testing.T) {
 	}
 }
 
-// A request in bytes is recognized by its suffix or its size.
-func TestBytesMistake(t *testing.T) {
-	for amount, mistaken := range map[string]bool{
-		"2Gi": true, "2500Mi": true, "200Ki": true, "1073741824": true, "24G": true, "17": false, "16384": false, "20k": false,
+// A request in bytes is recognized by its suffix or its size, and named in the unit of the largest card.
+func TestQuantityMistakes(t *testing.T) {
+	for _, test := range []struct {
+		unit   gpu.Unit
+		amount string
+		want   string
+	}{
+		{gpu.MiB, "2Gi", "2147483648 units of 1 MiB (write 2048, without Gi)"},
+		{gpu.GiB, "2Gi", "2147483648 units of 1 GiB (write 2, without Gi)"},
+		{gpu.GiB, "2500Mi", "2621440000 units of 1 GiB (write 3, without Mi)"},
+		{256 * gpu.MiB, "1Gi", "1073741824 units of 256MiB (write 4, without Gi)"},
+		{gpu.MiB, "200Ki", "204800 units of 1 MiB (write the number of units, without Ki)"},
+		{gpu.MiB, "1073741824", "1073741824 units of 1 MiB (write 1024, if bytes were meant)"},
+		{gpu.GiB, "24G", "24000000000 units of 1 GiB (write 23, if bytes were meant)"},
+		{gpu.GiB, "17", "17 GiB"},
+		{gpu.GiB, "16384", "16384 GiB"},
+		{gpu.MiB, "20k", "20000 MiB"},
 	} {
 		p := pod(0, func(p *corev1.Pod) {
-			p.Spec.Containers[0].Name = "c"
-			p.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = resource.MustParse(amount)
+			p.Spec.Containers[0].Resources.Limits[protocol.ResourceMemory] = resource.MustParse(test.amount)
 		})
-		if (p.mistake != "") != mistaken {
-			t.Errorf("%s: %q", amount, p.mistake)
-		}
-		if want := "; container c asks for 2Gi: write a number of units, not of bytes"; amount == "2Gi" && p.mistake != want {
-			t.Errorf("%q, want %q", p.mistake, want)
+		got := NewDiagnoser([]Node{node("n", test.unit, card(0, 16, 0))}, nil, now).Diagnose(p, nil)
+		if want := "no card is large enough for " + test.want + ": the largest has " + test.unit.Format(16) + ", on n"; got != (Diagnosis{Reason: reasons.TooLarge, Message: want}) {
+			t.Errorf("%s: %+v, want %s", test.amount, got, want)
 		}
 	}
 }

@@ -1,14 +1,18 @@
 package diagnosis
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"k8s.io/apimachinery/pkg/util/duration"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -75,14 +79,23 @@ func (c *podCase) untriedText() string {
 	if c.ungated {
 		return fmt.Sprintf("scheduler %q has not tried it since its scheduling gates were removed", c.Scheduler)
 	}
-	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, duration.ShortHumanDuration(c.untried))
+	return fmt.Sprintf("scheduler %q has not tried it for %s", c.Scheduler, coarse(c.untried))
 }
 
 func (c *podCase) failedCallText() string {
 	verb, why, _ := reasons.FailedCall(c.Message)
-	if strings.HasPrefix(why, "HTTP status 4") {
-		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: check urlPrefix in kube-scheduler's configuration and the extender's "+
-			"--client-names", verb, why)
+	switch {
+	case why == "HTTP status 403":
+		return fmt.Sprintf("kube-scheduler's %s call is rejected with %s: the extender's --client-names doesn't have the common name of its certificate, "+
+			"or a proxy is between them", verb, why)
+	case why == "HTTP status 404", why == "HTTP status 405": // The web page answers POST with the latter.
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: urlPrefix in kube-scheduler's configuration must have the port of "+
+			"--listen-address, not that of the web page, and end with /gpushare-scheduler", verb, why)
+	case why == "HTTP status 400":
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s: if the extender has a certificate, urlPrefix in kube-scheduler's "+
+			"configuration must start with https://", verb, why)
+	case strings.HasPrefix(why, "HTTP status"):
+		return fmt.Sprintf("kube-scheduler's %s call of the extender fails: %s", verb, why)
 	}
 	return fmt.Sprintf("the extender does not answer kube-scheduler's %s call: %s", verb, Excerpt(why)) + c.pauseText()
 }
@@ -102,57 +115,178 @@ func (c *podCase) fitsText() string {
 	return c.room.has + ": kube-scheduler found none at its last try, and tries the pod again"
 }
 
-// room explains the best finding for the pod.
-func (f *finding) room(pod *Pod, now time.Time) room {
-	n, name, amount := f.node, f.node.Object.Name, f.node.Unit.Format
-	made := room{reason: f.reason, has: name + " has room for it"}
-	switch f.reason {
+// tooLarge explains the request of a pod for which no card is large enough.
+func (c *podCase) tooLarge() string {
+	if c.room.unit == 0 { // No node is known, see PodsOnly.
+		return c.room.message
+	}
+	request := c.room.unit.Format(c.Request)
+	switch mistake, found := c.quantityMistake(); {
+	case found:
+		request = mistake
+	case c.asks != "":
+		request += fmt.Sprintf(", which its containers %s ask for together, on one card", c.asks)
+	case c.largest.init && c.largest.amount == c.Request:
+		request += fmt.Sprintf(", which its init container %s asks for", c.largest.container)
+	}
+	return fmt.Sprintf("no card is large enough for %s: %s", request, c.room.message)
+}
+
+// certainlyBytes is a request in units that must have been meant in bytes: no card has as many units.
+const certainlyBytes = 100_000_000
+
+// quantityMistake returns the request and what to write instead, if the largest request of a container was meant in bytes: "2Gi"
+// is 2147483648 units. The API server stores the suffixes Ki, Mi, Gi and so on as they were written, except that it chooses the
+// largest that leaves a whole number.
+func (c *podCase) quantityMistake() (text string, found bool) {
+	unit, amount, suffix := c.room.unit, c.largest.amount, ""
+	for _, s := range []string{"Ki", "Mi", "Gi", "Ti", "Pi", "Ei"} {
+		if strings.HasSuffix(c.largest.written, s) {
+			suffix = s
+		}
+	}
+	units := fmt.Sprintf("%s units of 1 %s", c.Request, unit)
+	if unit != gpu.MiB && unit != gpu.GiB {
+		units = fmt.Sprintf("%s units of %s", c.Request, unit)
+	}
+	where := ""
+	if amount != c.Request {
+		where = " in container " + c.largest.container
+	}
+	meant := (amount-1)/gpu.Memory(max(unit, 1)) + 1 // Rounded up, as bytes.
+	switch {
+	case suffix == "Ki":
+		return fmt.Sprintf("%s (write the number of units%s, without Ki)", units, where), true
+	case suffix != "":
+		return fmt.Sprintf("%s (write %s%s, without %s)", units, meant, where, suffix), true
+	case amount >= certainlyBytes, amount > 0 && amount%(1<<20) == 0:
+		return fmt.Sprintf("%s (write %s%s, if bytes were meant)", units, meant, where), true
+	}
+	return "", false
+}
+
+// room explains the reason by the best node.
+func (s *summary) room(now time.Time, excluded string) room {
+	f, name, amount := s.best, s.best.node.Object.Name, s.best.node.Unit.Format
+	free, piece := f.totals.FreeHealthy, f.totals.MostFree
+	has := fmt.Sprintf("%s has room for it, %s on one card", name, amount(piece))
+	made := room{reason: s.reason}
+	if text := s.containersText(); text != "" {
+		made.message = text + excluded
+		return made
+	}
+	if f.several() {
+		has = fmt.Sprintf("%s has room for it, %s", name, f.roomText(f.roomy))
+		if text := s.severalText(); text != "" {
+			made.message = text + excluded
+			return made
+		}
+	}
+	switch s.reason {
 	case reasons.Fits:
+		made.has = has
 	case reasons.KeptForNominated:
-		nominee, _ := n.keptFor(pod, n.Cards)
-		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", made.has, nominee)
+		made.message = fmt.Sprintf("%s, but keeps it for %s, which is nominated to that node", has, f.nominee)
 	case reasons.FailedCard:
-		made.message = made.has + ", but kube-scheduler counts the node's sum, in which pods on failed or missing cards count until they end"
+		made.message = fmt.Sprintf("%s, but kube-scheduler counts the node's sum: %s and no longer counts, but the pods on it do until they end",
+			has, f.failed)
 	case reasons.WaitsForTermination:
-		made.message = made.has + n.waitsText(now)
+		made.message = f.waitsText(now)
 	case reasons.Crowded:
 		made.message = fmt.Sprintf("the cards that have room, on %s, take no more containers by MPS", name)
-	case reasons.Unhealthy:
-		made.message = fmt.Sprintf("too few of the cards that are large enough are healthy, on %s", name)
-	case reasons.TooLarge:
-		made.message = fmt.Sprintf("no node is large enough for %s: the largest card has %s, on %s", needs(pod, n.Unit), amount(n.totals.Largest), name)
-		if most := n.Cards[0].MaxContainers; most > 0 {
-			made.message += fmt.Sprintf(", and takes %d containers by MPS", most)
+	case reasons.Fragmented:
+		made.message = fmt.Sprintf("%s free on %s, but the largest piece is %s: a pod gets one card", amount(free), name, amount(piece))
+	case reasons.Full:
+		made.message = fmt.Sprintf("the cards that are large enough are taken: the largest free piece is %s, on %s", amount(piece), name)
+		if piece == 0 {
+			made.message = "the cards that are large enough are taken, nothing of them is free"
 		}
-	default:
-		made.message = fmt.Sprintf("no node has room for %s: %s has %s free in all, at most %s on one card", needs(pod, n.Unit), name,
-			amount(n.totals.FreeHealthy), amount(n.totals.MostFree))
+	case reasons.Unhealthy:
+		made.message = fmt.Sprintf("the cards that are large enough are unhealthy, on %s", name)
+		if s.n > 1 {
+			made.message += fmt.Sprintf(" and %s", count(s.n-1, "other node", "other nodes"))
+		}
+	case reasons.TooLarge:
+		f = s.largest
+		made.unit = f.node.Unit
+		made.message = fmt.Sprintf("the largest has %s, on %s", made.unit.Format(f.totals.Largest), f.node.Object.Name)
 	}
+	made.message += excluded
 	return made
 }
 
-// needs describes what the pod needs of cards, such as "4 GiB on each of 2 cards".
-func needs(pod *Pod, unit gpu.Unit) string {
-	demand := pod.Demand()
-	text := unit.Format(demand.Memory)
-	if demand.Cores > 0 {
-		text += fmt.Sprintf(" and %d%% of the computing", demand.Cores)
+// containersText explains why the pod is too large if its number of containers is the reason.
+func (s *summary) containersText() string {
+	if s.reason != reasons.TooLarge {
+		return ""
 	}
-	if demand.Cards == 1 {
-		text += " on one card"
-	} else {
-		text += fmt.Sprintf(" on each of %d cards", demand.Cards)
+	most, containers := int32(0), s.largest.demand.Containers
+	for i := range s.largest.node.Cards {
+		if empty := s.largest.node.Cards[i].Empty(); empty.Memory >= s.largest.demand.Memory && empty.FreeContainers() < containers {
+			most = max(most, empty.FreeContainers())
+		}
 	}
-	if demand.RDMA == gpu.RDMARequired {
-		text += " near an RDMA adapter"
+	if most == 0 {
+		return ""
 	}
-	return text
+	return fmt.Sprintf("the pod has %d containers with GPU memory, and a card takes %d by MPS, on %s", containers, most, s.largest.node.Object.Name)
 }
 
-// waitsText names the last pod that must end first.
-func (n *Node) waitsText(now time.Time) string {
-	last := slices.MaxFunc(n.Terminating, func(a, b Terminating) int { return a.Due.Compare(b.Due) })
-	text := fmt.Sprintf(" once %s has ended", last)
+// severalText explains the reason for a pod that asks for more than memory of one card, if the reason needs words of its own.
+func (s *summary) severalText() string {
+	f, name := &s.best, s.best.node.Object.Name
+	needs, has := f.needsText(), "none"
+	if f.roomy > 0 {
+		has = strconv.Itoa(f.roomy)
+	}
+	switch s.reason {
+	case reasons.Fragmented:
+		return fmt.Sprintf("%s: %s has %s, though enough in sum", needs, name, has)
+	case reasons.Full:
+		return fmt.Sprintf("%s: %s has %s", needs, name, has)
+	case reasons.Unhealthy:
+		return fmt.Sprintf("%s: too few of the cards that are large enough are healthy, on %s", needs, name)
+	case reasons.TooLarge:
+		return fmt.Sprintf("%s: no node has as many cards that are large enough; %s has %d", needs, s.largest.node.Object.Name, s.largest.large)
+	}
+	return ""
+}
+
+// needsText describes the cards that the pod needs, such as "2 cards with 4 GiB free each are needed on one node".
+func (f *finding) needsText() string {
+	share, n := f.node.Unit.Format(f.demand.Memory), f.demand.Cards
+	if f.demand.Cores > 0 && n == 1 {
+		share += fmt.Sprintf(" and %d%% of its computing", f.demand.Cores)
+	} else if f.demand.Cores > 0 {
+		share += fmt.Sprintf(" and %d%% of their computing", f.demand.Cores)
+	}
+	near := ""
+	if f.demand.RDMA == gpu.RDMARequired {
+		near = " near an RDMA adapter"
+	}
+	if n == 1 {
+		return fmt.Sprintf("a card%s with %s free is needed", near, share)
+	}
+	return fmt.Sprintf("%d cards%s with %s free each are needed on one node", n, near, share)
+}
+
+// roomText describes cards with room for the pod's share.
+func (f *finding) roomText(n int) string {
+	share := f.node.Unit.Format(f.demand.Memory)
+	if f.demand.Cores > 0 {
+		share += fmt.Sprintf(" and %d%% of the computing", f.demand.Cores)
+	}
+	return fmt.Sprintf("%s on %s", share, count(n, "card", "cards"))
+}
+
+// waitsText names the pods that must end first.
+func (f *finding) waitsText(now time.Time) string {
+	last := &f.waitsFor[0]
+	text := fmt.Sprintf("%s has room for it once %s", f.node.Object.Name, last)
+	if others := len(f.waitsFor) - 1; others > 0 {
+		text += fmt.Sprintf(" (and %d more)", others)
+	}
+	text += " has ended"
 	if !last.Since.IsZero() {
 		text += ", terminating since " + last.Since.UTC().Format(time.RFC3339)
 	}
@@ -160,6 +294,70 @@ func (n *Node) waitsText(now time.Time) string {
 		text += "; it should have ended by " + last.Due.UTC().Format(time.RFC3339) + ": its node or driver may hang"
 	}
 	return text
+}
+
+// text lists the nodes by reason, the most frequent one first. c are the pod's constraints.
+func (e exclusions) text(c *eligibility.Constraints) string {
+	type reason struct {
+		*excludedNodes
+		text string
+	}
+	var reasons []reason
+	for why, excluded := range e {
+		reasons = append(reasons, reason{excluded, exclusionText(why, c)})
+	}
+	slices.SortFunc(reasons, func(a, b reason) int { return cmp.Or(cmp.Compare(b.n, a.n), strings.Compare(a.text, b.text)) })
+	var out strings.Builder
+	for _, reason := range reasons {
+		fmt.Fprintf(&out, "; %s: %s", listed(reason.names, reason.n), reason.text)
+	}
+	return out.String()
+}
+
+// exclusionText returns why a pod with the constraints can't use a node in words.
+func exclusionText(why eligibility.Exclusion, c *eligibility.Constraints) string {
+	switch {
+	case why.ByConstraints:
+		return excludedBy(c)
+	case why.Reason != "":
+		return why.Reason
+	}
+	taint := corev1.Taint{Key: why.Key, Value: why.Value, Effect: why.Effect}
+	return "the pod doesn't tolerate the taint " + taint.ToString()
+}
+
+// excludedBy returns by which of the constraints a node is excluded that the affinity doesn't match.
+func excludedBy(c *eligibility.Constraints) string {
+	selector := c.NodeSelector
+	var shown []string
+	for _, key := range slices.Sorted(maps.Keys(selector)) {
+		shown = append(shown, key+"="+selector[key])
+		if len(shown) == maxNames {
+			break
+		}
+	}
+	text := listed([]string{strings.Join(shown, ",")}, 1+len(selector)-len(shown))
+	switch {
+	case len(selector) > 0 && c.Affinity != nil:
+		return fmt.Sprintf("excluded by the pod's node selector (%s) or its node affinity", text)
+	case c.Affinity != nil:
+		return "excluded by the pod's node affinity"
+	default:
+		return fmt.Sprintf("excluded by the pod's node selector (%s)", text)
+	}
+}
+
+// coarse formats a duration in whole minutes, hours or days, so that a message changes rarely and views agree on it.
+func coarse(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return d.Truncate(UntriedAfter).String()
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
 // maxNames is how many names a message has in a row, such as the names of the nodes for one reason.
@@ -176,9 +374,12 @@ func Excerpt(text string) string {
 }
 
 // FirstOf returns the first of the names, and the number of others.
-func FirstOf(names []string) string {
-	text := strings.Join(names[:min(len(names), maxNames)], ", ")
-	if others := len(names) - maxNames; others > 0 {
+func FirstOf(names []string) string { return listed(names[:min(len(names), maxNames)], len(names)) }
+
+// listed returns these names of n, and the number of others.
+func listed(names []string, n int) string {
+	text := strings.Join(names, ", ")
+	if others := n - len(names); others > 0 {
 		text += fmt.Sprintf(" and %d more", others)
 	}
 	return text

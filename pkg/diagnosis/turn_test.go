@@ -41,11 +41,11 @@ func TestFailedAtTurn(t *testing.T) {
 	}{
 		"a claim is missing": {
 			1, reasons.ObstaclePaused, corev1.PodReasonUnschedulable, `persistentvolumeclaim "data" not found. not found`,
-			Diagnosis{Reason: reasons.OtherConstraint, Message: `a has room for it, but scheduler "default-scheduler" rejects the pod: persistentvolumeclaim "data" not found. not found` + pause},
+			Diagnosis{Reason: reasons.OtherConstraint, Message: `a has room for it, 7 GiB on one card, but scheduler "default-scheduler" rejects the pod: persistentvolumeclaim "data" not found. not found` + pause},
 		},
 		"nodes lack CPU": {
 			1, reasons.ObstaclePaused, corev1.PodReasonUnschedulable, "0/1 nodes are available: 1 Insufficient cpu. preemption: none.",
-			Diagnosis{Reason: reasons.OtherConstraint, Message: "a has room for it, but kube-scheduler rejects the pod: 1 Insufficient cpu" + pause},
+			Diagnosis{Reason: reasons.OtherConstraint, Message: "a has room for it, 7 GiB on one card, but kube-scheduler rejects the pod: 1 Insufficient cpu" + pause},
 		},
 		"the bind failed": {
 			1, reasons.ObstaclePaused, corev1.PodReasonSchedulerError, "binding rejected: denied by a webhook",
@@ -83,7 +83,7 @@ func TestTurn(t *testing.T) {
 	}{
 		"nothing is known": {1, nil, nil, Diagnosis{Reason: reasons.Gated, Message: "the pod is held back by its scheduling gates: gpushare.aliyun.com/fair-share; " +
 			"with fair sharing the extender removes gpushare.aliyun.com/fair-share at the pod's turn: kubectl inspect gpushare --shares"}},
-		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{Reason: reasons.TooLarge, Message: "no node is large enough for 17 GiB on one card: the largest card has 16 GiB, on a"}},
+		"nothing is known, and it never fits": {17, nil, nil, Diagnosis{Reason: reasons.TooLarge, Message: "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"nothing is known, and its group is invalid": {
 			1, nil, &GroupWait{Group: "default/train", Reason: reasons.GroupInvalid("the pod has a group name and no group size")},
 			Diagnosis{Reason: reasons.InvalidGroup, Message: "group default/train is invalid: the pod has a group name and no group size"},
@@ -95,7 +95,7 @@ func TestTurn(t *testing.T) {
 		"its turn comes": {
 			1, &reasons.Turn{Tenant: "a", Share: 2}, nil, Diagnosis{Reason: reasons.WaitsForTurn, Message: "waits for its turn: tenant a has 0 of its share of 2"},
 		},
-		"it never fits": {17, &reasons.Turn{Tenant: "a"}, nil, Diagnosis{Reason: reasons.TooLarge, Message: "no node is large enough for 17 GiB on one card: the largest card has 16 GiB, on a"}},
+		"it never fits": {17, &reasons.Turn{Tenant: "a"}, nil, Diagnosis{Reason: reasons.TooLarge, Message: "no card is large enough for 17 GiB: the largest has 16 GiB, on a"}},
 		"a member is missing": {
 			1, &reasons.Turn{Obstacle: reasons.ObstacleIncomplete}, &GroupWait{Group: "default/train", Reason: reasons.GroupIncomplete(1, 2)},
 			Diagnosis{Reason: reasons.WaitsForGroup, Message: "group default/train waits: 1 of 2 members exist"},

@@ -18,12 +18,12 @@ import (
 // Constraints are what a pod requires of nodes, independent of what their cards have free. Only the text that ConstraintsOf returns is kept of
 // a pod; Parse parses it.
 type Constraints struct {
-	// selector, terms and tolerations are those of the pod's spec. A node has to match one of the terms, those of the required node affinity.
-	// affinity is the same as the first two, for matching.
-	selector    map[string]string
-	terms       []corev1.NodeSelectorTerm
-	tolerations []corev1.Toleration
-	affinity    nodeaffinity.RequiredNodeAffinity
+	// NodeSelector, Affinity and tolerations are those of the pod's spec. Affinity has only what the pod requires of nodes; nil if that is
+	// nothing. affinity is the same as the first two, for matching.
+	NodeSelector map[string]string
+	Affinity     *corev1.NodeSelector
+	tolerations  []corev1.Toleration
+	affinity     nodeaffinity.RequiredNodeAffinity
 	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory, adapters, limits.
 	demand gpu.Demand
 }
@@ -46,34 +46,45 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 		where, _ := protocol.PodPlacement(pod) // None counts as one card.
 		p.Cards = len(where)
 	}
-	d := p.Demand()
-	rdma := d.RDMA &^ gpu.RDMAPreferred // A preference excludes no node.
-	return unique.Make(fmt.Sprintf(supportFormat, min(d.Cards, 2), min(d.Cores, 1), d.SharedMemory, rdma, d.Limits.Largest, d.Limits.MaxUnit) + "\n" + string(text))
+	demand := p.Demand()
+	return unique.Make(fmt.Sprintf("%t %t %t %t %d/%d %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory,
+		demand.RDMA == gpu.RDMARequired, demand.Limits.Largest, demand.Limits.MaxUnit, text))
 }
-
-// supportFormat is the format of what a node must support; the marshalled spec follows in the next line.
-const supportFormat = "%d %d %t %d %d %d"
 
 // Parse parses what ConstraintsOf returned. It returns nil for any other text: then the pod can use no node.
 func Parse(constraints unique.Handle[string]) *Constraints {
 	if constraints == (unique.Handle[string]{}) {
 		return nil
 	}
-	support, text, _ := strings.Cut(constraints.Value(), "\n")
-	var c Constraints
-	d := &c.demand
-	if _, err := fmt.Sscanf(support, supportFormat, &d.Cards, &d.Cores, &d.SharedMemory, &d.RDMA, &d.Limits.Largest, &d.Limits.MaxUnit); err != nil {
+	parts := strings.SplitN(constraints.Value(), " ", 6)
+	if len(parts) < 6 {
 		return nil
 	}
 	var spec corev1.PodSpec
-	if err := spec.Unmarshal([]byte(text)); err != nil {
+	if err := spec.Unmarshal([]byte(parts[5])); err != nil {
 		return nil
 	}
-	c.selector, c.tolerations, c.affinity = spec.NodeSelector, spec.Tolerations, nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec})
-	if spec.Affinity != nil && spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		c.terms = spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	c := &Constraints{
+		NodeSelector: spec.NodeSelector, tolerations: spec.Tolerations,
+		affinity: nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}),
+		demand:   gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"},
 	}
-	return &c
+	if _, err := fmt.Sscanf(parts[4], "%d/%d", &c.demand.Limits.Largest, &c.demand.Limits.MaxUnit); err != nil {
+		return nil
+	}
+	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
+		c.Affinity = spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	if parts[0] == "true" {
+		c.demand.Cards = 2
+	}
+	if parts[1] == "true" {
+		c.demand.Cores = 1
+	}
+	if parts[3] == "true" {
+		c.demand.RDMA = gpu.RDMARequired
+	}
+	return c
 }
 
 // toleratesClosed reports whether the pod can use nodes that are closed for this reason: cordoned ones, as pods of a DaemonSet can
@@ -91,4 +102,25 @@ func (c *Constraints) toleratesClosed(reason string) bool {
 		taint := &corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
 		return schedulinghelper.TolerationsTolerateTaint(klog.Background(), c.tolerations, taint, true)
 	})
+}
+
+// requiredTerms returns the terms of the required node affinity, of which a node has to match one.
+func (c *Constraints) requiredTerms() []corev1.NodeSelectorTerm {
+	if c.Affinity == nil {
+		return nil
+	}
+	return c.Affinity.NodeSelectorTerms
+}
+
+// PinnedTo returns the names of the only nodes that the constraints admit; nil if they don't name their nodes.
+func (c *Constraints) PinnedTo() (all []string) {
+	terms := c.requiredTerms()
+	for i := range terms {
+		names := pinnedNames(&terms[i])
+		if names == nil {
+			return nil
+		}
+		all = append(all, names...)
+	}
+	return all
 }

@@ -25,30 +25,38 @@ type Node struct {
 	Closed string
 }
 
-// ByConstraints is the exclusion of a node by the pod's node selector or node affinity.
-const ByConstraints = "excluded by the pod's node selector or node affinity"
+// Exclusion is why a pod can't use a node, independent of what its cards have free; the zero value if it can.
+type Exclusion struct {
+	// ByConstraints is true if the pod's node selector or node affinity excludes the node.
+	ByConstraints bool
+	// Reason is what the node lacks.
+	Reason string
+	// Key, Value and Effect are those of a taint that the pod doesn't tolerate.
+	Key, Value string
+	Effect     corev1.TaintEffect
+}
 
-// Exclusion returns why a pod with the constraints can't use the node, independent of what its cards have free; empty if it can.
-func (n *Node) Exclusion(c *Constraints) string {
+// Exclusion returns why a pod with the constraints can't use the node.
+func (n *Node) Exclusion(c *Constraints) Exclusion {
 	if ok, err := c.affinity.Match(n.Object); err != nil || !ok {
-		return ByConstraints
+		return Exclusion{ByConstraints: true}
 	}
 	if n.Closed != "" && !c.toleratesClosed(n.Closed) {
-		return n.Closed
+		return Exclusion{Reason: n.Closed}
 	}
 	if reason := n.Accepts(&c.demand); reason != reasons.Fits {
-		return reason.Text()
+		return Exclusion{Reason: reason.Text()}
 	}
 	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.Object.Spec.Taints, c.tolerations,
 		func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }, true)
 	if untolerated {
-		return "the pod doesn't tolerate the taint " + taint.ToString()
+		return Exclusion{Key: taint.Key, Value: taint.Value, Effect: taint.Effect}
 	}
-	return ""
+	return Exclusion{}
 }
 
 // Admits reports whether pods with the constraints can use the node. c may be nil: then none can.
-func (n *Node) Admits(c *Constraints) bool { return c != nil && n.Exclusion(c) == "" }
+func (n *Node) Admits(c *Constraints) bool { return c != nil && n.Exclusion(c) == Exclusion{} }
 
 // NominationValid reports whether the nomination to the node of a pod with the constraints is still valid: the node admits the pod, and the
 // pod fits its cards or, if leaving is true, a pod of lower priority is about to end there. kube-scheduler doesn't always clear an invalid

@@ -85,8 +85,8 @@ func TestExclusionOfTolerantPod(t *testing.T) {
 			object.Status.Allocatable = corev1.ResourceList{protocol.ResourceMemory: resource.MustParse(test.allocatable)}
 			change(object)
 			node := Node{Object: object, Closed: Closed(object, protocol.Node{Cards: []gpu.Card{{Unhealthy: test.unhealthy}}})[0].Text}
-			if got := node.Exclusion(Parse(ConstraintsOf(p))); got != test.want {
-				t.Errorf("%s, %s: excluded by %q, want %q", name, state, got, test.want)
+			if got := node.Exclusion(Parse(ConstraintsOf(p))); got.Reason != test.want {
+				t.Errorf("%s, %s: excluded by %q, want %q", name, state, got.Reason, test.want)
 			}
 		}
 	}

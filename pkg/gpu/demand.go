@@ -36,6 +36,9 @@ func (p Pod) Demand() Demand {
 	return Demand{n, p.Request.perCard(n), p.Cores.PerCard(n), containers, p.SharedMemory, p.RDMA, p.Limits}
 }
 
+// MemoryOnly reports whether the demand is for memory of any one card, with or without a preference.
+func (d *Demand) MemoryOnly() bool { return d.Cards == 1 && d.Cores == 0 && d.RDMA != RDMARequired }
+
 // NumCards returns the number of cards that the pod asks for, at least 1.
 func (p Pod) NumCards() int { return max(p.Cards, 1) }
 

@@ -65,7 +65,7 @@ func Build(objects Objects) Report {
 	bound, bypasses := map[string][]*corev1.Pod{}, map[string]int{}
 	var pending []*corev1.Pod
 	for _, pod := range objects.Pods {
-		if problem, found := requestProblem(pod); found {
+		if problem, found := objects.requestProblem(pod); found {
 			report.RequestProblems = append(report.RequestProblems, problem)
 		}
 		switch {
@@ -113,8 +113,11 @@ func (r *Report) addPending(objects Objects, pending []*corev1.Pod) {
 }
 
 // requestProblem returns the problem with the pod's request; false if there is none, or if the pod ends or has ended.
-func requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
+func (o Objects) requestProblem(pod *corev1.Pod) (RequestProblem, bool) {
 	problem := diagnosis.RequestProblem(pod)
+	if unserved := diagnosis.UnservedRequest(pod); problem == "" && unserved != "" && !o.PodsOnly && !diagnosis.OffersWholeCards(o.Nodes) {
+		problem = unserved
+	}
 	return RequestProblem{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Problem: problem},
 		problem != "" && pod.DeletionTimestamp == nil && !protocol.Terminal(pod)
 }

@@ -195,7 +195,7 @@ default    waiting  5        no_node  no node shares GPU memory
 			args:    []string{"--pending", "-n", "default"},
 			stdout: `
 NAMESPACE  NAME   REQUEST  CAUSE       WHY
-default    piece  12       fragmented  no node has room for 12 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card
 `,
 		},
 		"a pod that should have ended long ago makes no room": {
@@ -205,7 +205,7 @@ default    piece  12       fragmented  no node has room for 12 GiB on one card: 
 				}))
 			},
 			args:   []string{"--pending", "--no-headers"},
-			stdout: "\ndefault  p  16  full  no node has room for 16 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card\n",
+			stdout: "\ndefault  p  16  full  the cards that are large enough are taken: the largest free piece is 7 GiB, on n1\n",
 		},
 		"no pending pods": {
 			objects: twoNodes, args: []string{"--pending"}, stderr: "No pod waits for GPU memory.\n",
@@ -314,7 +314,7 @@ func TestOneNamespace(t *testing.T) {
 		check.NoError(t, err)
 		return stdout, stderr
 	}
-	const full = "ml  mine  12  fragmented  no node has room for 12 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card\n"
+	const full = "ml  mine  12  fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card\n"
 	if stdout, stderr := pending(); stdout != full || stderr != "" {
 		t.Errorf("with rights in all namespaces: %q, %q", stdout, stderr)
 	}

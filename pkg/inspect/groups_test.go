@@ -251,7 +251,7 @@ func TestNativeGroupsPending(t *testing.T) {
 	putPodGroups(api, map[string]int32{"train": 3, "alone": 0, "ran": 3})
 	const (
 		untried = "scheduler \"default-scheduler\" has not tried it for TIME: is a scheduler of this name running?\n"
-		tried   = "default  e-0  8  other_constraint  n has room for it, but kube-scheduler rejects the pod: 1 node(s) didn't have free ports for the requested pod ports\n" +
+		tried   = "default  e-0  8  other_constraint  n has room for it, 12 GiB on one card, but kube-scheduler rejects the pod: 1 node(s) didn't have free ports for the requested pod ports\n" +
 			"default  f-0  8  waits_for_group   group default/both waits since 2026-07-01T11:03:00Z: 1 of 2 members exist\n"
 	)
 	check := func(name, want string) {

@@ -98,7 +98,7 @@ node-c  the node is cordoned
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY
-default    waiting  20       too_large              no node is large enough for 20 GiB on one card: the largest card has 16 GiB, on node-a; node-c: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a; node-c: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
 ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z; node-c: the device plugin is not connected: nothing of aliyun.com/gpu-mem is allocatable; node-b: the node also offers its cards by nvidia.com/gpu or DRA, which excludes sharing them
 `},
 		"wide has problems in a column and unshortened reasons": {sick, writeTable, format{wide: true}, `
@@ -111,7 +111,7 @@ Allocated/Total GPU Memory In Cluster:
 
 Pending Pods:
 NAMESPACE  NAME     REQUEST  CAUSE                  WHY                                                                                          AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
-default    waiting  20       too_large              no node is large enough for 20 GiB on one card: the largest card has 16 GiB, on node-a       -      -      default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
+default    waiting  20       too_large              no card is large enough for 20 GiB: the largest has 16 GiB, on node-a                        -      -      default-scheduler  0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s) were unschedulable. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.
 ml         fresh    2        waits_for_termination  node-a has room for it once default/under has ended, terminating since 2023-11-14T22:13:20Z  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"details are in each node's own unit": {mixed, writeDetails, format{}, `
@@ -186,8 +186,8 @@ node-a  the cores of GPU2 are oversubscribed: 110 of 100
 
 Pending Pods:
 NAMESPACE  NAME    REQUEST   CAUSE            WHY
-default    pair    2x10,25%  fragmented       no node has room for 10 GiB and 25% of the computing on each of 2 cards: node-a has 22 GiB free in all, at most 10 GiB on one card; node-b: the node's GPU device plugin is too old for pods with several cards
-default    slow    4,100%    fits             node-a has room for it: kube-scheduler has not tried it yet
+default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet
 default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards
 `},
 		"wide, with RDMA adapters": {withAdapters, writeTable, format{wide: true, rowsOnly: true}, `
@@ -231,10 +231,10 @@ Largest Free Piece: 14 GiB of 36 GiB free, on node-b
 Allocated/Total GPU Memory In Cluster:  28/64 (43%)
 
 Pending Pods:
-NAMESPACE  NAME    REQUEST   CAUSE            WHY                                                                                                                                                                                                              AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
-default    pair    2x10,25%  fragmented       no node has room for 10 GiB and 25% of the computing on each of 2 cards: node-a has 22 GiB free in all, at most 10 GiB on one card; node-b: the node's GPU device plugin is too old for pods with several cards  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
-default    slow    4,100%    fits             node-a has room for it: kube-scheduler has not tried it yet                                                                                                                                                      -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
-default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards                                                                                             -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
+NAMESPACE  NAME    REQUEST   CAUSE            WHY                                                                                                                                                                                               AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
+default    pair    2x10,25%  fragmented       2 cards with 10 GiB and 25% of their computing free each are needed on one node: node-a has 1, though enough in sum; node-b: the node's GPU device plugin is too old for pods with several cards  0      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
+default    slow    4,100%    fits             node-a has room for it, 4 GiB and 100% of the computing on 1 card: kube-scheduler has not tried it yet                                                                                            -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
+default    uneven  5         invalid_request  no node can give the pod what it asks for: container main: aliyun.com/gpu-mem 5 can't be divided evenly over 2 cards                                                                              -      -      default-scheduler  scheduler "default-scheduler" has not tried it yet
 `},
 		"YAML with everything in it": {sick, structured(outputYAML), format{}, `
 ---
@@ -328,8 +328,7 @@ nodes:
 nodesWithoutCards: []
 pendingPods:
 - cause: too_large
-  explanation: 'no node is large enough for 20 GiB on one card: the largest card has
-    16 GiB, on node-a'
+  explanation: 'no card is large enough for 20 GiB: the largest has 16 GiB, on node-a'
   name: waiting
   namespace: default
   reason: '0/3 nodes are available: 2 no GPU card has enough free memory, 1 node(s)
@@ -352,9 +351,9 @@ problems: []
 requestProblems: []
 `},
 		"wide pending pods have kube-scheduler's message": {refused, writePending, format{wide: true}, `
-NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                                            AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
-default    piece  12       fragmented  no node has room for 12 GiB on one card: n1 has 12 GiB free in all, at most 7 GiB on one card  0      -      default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
-ml         large  17       too_large   no node is large enough for 17 GiB on one card: the largest card has 16 GiB, on n1             -      -      default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
+NAMESPACE  NAME   REQUEST  CAUSE       WHY                                                                     AHEAD  SINCE  SCHEDULER          SCHEDULER SAYS
+default    piece  12       fragmented  12 GiB free on n1, but the largest piece is 7 GiB: a pod gets one card  0      -      default-scheduler  0/2 nodes are available: 2 no GPU card has enough free memory.
+ml         large  17       too_large   no card is large enough for 17 GiB: the largest has 16 GiB, on n1       -      -      default-scheduler  0/2 nodes are available: 2 too large. preemption: not helpful.
 `},
 		"an empty cluster has empty lists": {nothing, structured(outputJSON), format{}, `
 {

@@ -30,10 +30,10 @@ func TestPendingPodDiagnosis(t *testing.T) {
 		},
 		"a member of a group that runs": {
 			split(t, newPod("p", 6).member("train", 2), newPod("q", 1).member("train", 2).on("n1", 0).last()), reasons.Fits,
-			"n1 has room for it: kube-scheduler has not tried it yet",
+			"n1 has room for it, 6 GiB on one card: kube-scheduler has not tried it yet",
 		},
 		"different units are compared by their size": {
-			mixed(t).plus(newPod("p", 20000)), reasons.TooLarge, "no node is large enough for 20000 GiB on one card: the largest card has 16 GiB, on in-gib",
+			mixed(t).plus(newPod("p", 20000)), reasons.TooLarge, "no card is large enough for 20000 GiB: the largest has 16 GiB, on in-gib",
 		},
 	}
 	for name, test := range tests {

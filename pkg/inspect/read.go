@@ -176,7 +176,7 @@ func (s scope) coversNode(name string) bool {
 }
 
 func (s scope) coversPod(pod *corev1.Pod) bool {
-	if protocol.PodRequest(pod) == 0 && diagnosis.RequestProblem(pod) == "" {
+	if protocol.PodRequest(pod) == 0 && diagnosis.RequestProblem(pod) == "" && diagnosis.UnservedRequest(pod) == "" {
 		return false
 	}
 	return s.all() || pod.Spec.NodeName != "" && s.coversNode(pod.Spec.NodeName)

@@ -68,7 +68,7 @@ func TestPage(t *testing.T) {
 	t.Run("pending pods with reasons", func(t *testing.T) {
 		tab.Click("#tab-pending")
 		// The list is made by the diagnosis, so it can still have the pod that is bound.
-		tab.Await("the reason", `document.querySelectorAll("#view-pending tbody tr").length === 1 && document.querySelector("#view-pending tbody").innerText.includes("nodes are available") && document.querySelector("#view-pending tbody").innerText.includes("no node is large enough for 81 GiB on one card: the largest card has 80 GiB, on big")`)
+		tab.Await("the reason", `document.querySelectorAll("#view-pending tbody tr").length === 1 && document.querySelector("#view-pending tbody").innerText.includes("nodes are available") && document.querySelector("#view-pending tbody").innerText.includes("no card is large enough for 81 GiB: the largest has 80 GiB, on big")`)
 		if got := Eval[string](tab, "location.hash"); got != "#pending" {
 			t.Errorf("the address has %q", got)
 		}

@@ -86,10 +86,10 @@ func (s *scene) mistakenRequests() []mistake {
 		{limit("typo", "aliyun.com/gpumem", 8000), "", []string{"aliyun.com/gpumem", "write aliyun.com/gpu-mem"}},
 		{limit("zero", protocol.ResourceMemory, 0), "", []string{"asks for 0 of aliyun.com/gpu-mem"}},
 		{limit("count", protocol.ResourceCount, 1), "", []string{"aliyun.com/gpu-count alone"}},
-		{labels, "", []string{protocol.AnnotationGroupName + " has no effect as a label"}},
-		{gi, "too_large", []string{"asks for 2Gi: write a number of units"}},
-		{s.Pod("too-large", 20000), "too_large", []string{"the largest card has 16000 MiB"}},
-		{s.Pod("two-containers", 10000).Container("second", 10000), "too_large", []string{"20000 MiB on one card"}},
+		{labels, "", []string{protocol.AnnotationGroupName + " is a label of the pod"}},
+		{gi, "too_large", []string{"2147483648 units of 1 MiB (write 2048, without Gi)"}},
+		{s.Pod("too-large", 20000), "too_large", []string{"the largest has 16000 MiB"}},
+		{s.Pod("two-containers", 10000).Container("second", 10000), "too_large", []string{"20000 MiB", "main (10000) and second (10000)", "on one card"}},
 		{s.Pod("whole-card", 8000).OnNode("free").WholeCards(1), "other_constraint", []string{"free has room", "Insufficient nvidia.com/gpu"}},
 		{s.Pod("cpu", 8000).OnNode("free").CPU(1000), "other_constraint", []string{"free has room", "Insufficient cpu"}},
 	}
@@ -97,12 +97,12 @@ func (s *scene) mistakenRequests() []mistake {
 
 func (s *scene) mistakenPlaces() []mistake {
 	return []mistake{
-		{s.Pod("selector", 8000).NodeSelector("zone", "mars"), "no_node", []string{"excluded by the pod's node selector"}},
+		{s.Pod("selector", 8000).NodeSelector("zone", "mars"), "no_node", []string{"node selector (zone=mars)"}},
 		{s.Pod("on-cordoned", 8000).OnNode("cordoned"), "no_node", []string{"cordoned: the node is cordoned"}},
 		{s.Pod("on-full", 8000).OnNode("full"), "full", nil},
-		{s.Pod("on-pieces", 12000).OnNode("pieces"), "fragmented", []string{"pieces has 14000 MiB free in all, at most 7000 MiB"}},
+		{s.Pod("on-pieces", 12000).OnNode("pieces"), "fragmented", []string{"14000 MiB free on pieces", "the largest piece is 7000 MiB"}},
 		{s.Pod("on-leaving", 8000).OnNode("leaving"), "waits_for_termination", []string{"default/leaving-0"}},
-		{s.Pod("on-failed", 8000).OnNode("failed").NodeSelector("card", "failed"), "failed_card", []string{"failed has room for it", "pods on failed or missing cards"}},
+		{s.Pod("on-failed", 8000).OnNode("failed").NodeSelector("card", "failed"), "failed_card", []string{"failed has room for it", "GPU0 has failed"}},
 	}
 }
 
