@@ -43,6 +43,9 @@ type apiServer struct {
 	configMap corev1.ConfigMap
 	// mute is until when no Binding is answered. Some take effect.
 	mute time.Duration
+	// away is until when Bindings don't arrive.
+	away    time.Duration
+	budgets []*budget
 }
 
 // apiPod is a pod. Its object is never changed in place.
@@ -55,6 +58,8 @@ type apiPod struct {
 	job *job
 	// member is the pod's index in the job.
 	member, generation int
+	// revision is that of the template from which a StatefulSet created it.
+	revision int
 	// counts are the numbers of cards that the pod's label has asked for, nil if it has never changed. relabelled is when a label changed
 	// last.
 	counts     map[int]bool
@@ -89,8 +94,8 @@ type podSpec struct {
 	twoCards bool
 	extras
 	constraints
-	// cpu are the requested CPUs.
-	cpu       int64
+	// cpu and ram are the requested CPUs and GiB of memory.
+	cpu, ram  int64
 	priority  int32
 	group     string
 	size      int
@@ -104,19 +109,21 @@ type podSpec struct {
 	// lasts is how long the pod runs; 0 for ever. It then succeeds, or fails. grace is how long it takes to end after its deletion.
 	lasts, grace time.Duration
 	fails        bool
-	// guarded is until when a disruption budget forbids its eviction.
-	guarded time.Duration
+	// budgets are the labels of the disruption budgets that cover it. unhealthy is true if it never becomes ready.
+	budgets   []string
+	unhealthy bool
 }
 
 type apiNode struct {
-	name   string
-	cards  []int64
-	sick   []bool
-	cpu    int64
-	zone   string
-	closed bool
-	exists bool
-	object *corev1.Node
+	name  string
+	cards []int64
+	sick  []bool
+	// cpu, ram and pods are the CPUs, the GiB of memory and the number of pods of the node.
+	cpu, ram, pods int64
+	zone           string
+	closed         bool
+	exists         bool
+	object         *corev1.Node
 	// pooled is true if an autoscaler adds and removes the node.
 	pooled bool
 	// largest is the size that each card has, or had before changes that a watch hasn't reported: an extender learns late that a card
@@ -135,6 +142,9 @@ type change struct {
 	node   *apiNode
 	spec   *corev1.Node // nil if the node was deleted.
 	gone   bool
+	// budget is a disruption budget; disruptions is nil if it was deleted.
+	budget      *budget
+	disruptions *policyv1.PodDisruptionBudget
 	// touched is true if only an annotation changed that the extender doesn't read.
 	touched bool
 }
@@ -255,9 +265,18 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	}
 	spec.extras.apply(&object.Spec)
 	spec.constraints.apply(object)
+	for _, label := range spec.budgets {
+		if object.Labels == nil {
+			object.Labels = map[string]string{}
+		}
+		object.Labels[label] = "yes"
+	}
 	requests := corev1.ResourceList{}
 	if spec.cpu > 0 {
 		requests[corev1.ResourceCPU] = quantity(spec.cpu)
+	}
+	if spec.ram > 0 {
+		requests[corev1.ResourceMemory] = quantity(spec.ram << 30)
 	}
 	object.Spec.Containers[0].Resources.Requests = requests
 	if spec.group != "" {
@@ -312,6 +331,7 @@ func (a *apiServer) set(p *apiPod) {
 	p.object.ResourceVersion = strconv.Itoa(a.version)
 	p.info = clustercache.NewPodInfo(p.object)
 	a.publish(change{pod: p, info: p.info, object: p.object})
+	a.budgetsChanged(p)
 }
 
 // remove removes the pod's object.
@@ -327,6 +347,7 @@ func (a *apiServer) remove(p *apiPod) {
 	a.w.trace("api: %s %s is gone", p.name(), p.uid())
 	a.version++
 	a.publish(change{pod: p, info: p.info, object: p.object, gone: true})
+	a.budgetsChanged(p)
 	a.left(p)
 	if n := len(a.order); n > 64 && n > 2*len(a.pods) {
 		a.order = slices.DeleteFunc(a.order, func(p *apiPod) bool { return !p.exists })
@@ -424,7 +445,7 @@ func (a *apiServer) setNode(n *apiNode) {
 	n.object.Spec.Unschedulable = n.closed
 	n.object.Status.Capacity = corev1.ResourceList{
 		protocol.ResourceMemory: quantity(sum), protocol.ResourceCount: quantity(int64(len(n.cards))),
-		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourcePods: quantity(110),
+		corev1.ResourceCPU: quantity(n.cpu), corev1.ResourceMemory: quantity(n.ram << 30), corev1.ResourcePods: quantity(n.pods),
 	}
 	if slices.Contains(inventory.Features, protocol.FeatureCores) {
 		n.object.Status.Capacity[protocol.ResourceCores] = quantity(100 * int64(len(n.cards)))
@@ -460,10 +481,10 @@ func (a *apiServer) addNode(name, zone string, cpu int64, cards ...int64) *apiNo
 	return n
 }
 
-// newNode returns a node that isn't there yet.
+// newNode returns a node that isn't there yet, with 4 GiB for each CPU.
 func newNode(name, zone string, cpu int64, cards ...int64) *apiNode {
 	return &apiNode{
-		name: name, zone: zone, cpu: cpu, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
+		name: name, zone: zone, cpu: cpu, ram: 4 * cpu, pods: 110, cards: cards, sick: make([]bool, len(cards)), largest: make([]int64, len(cards)), used: make([]int64, len(cards)),
 	}
 }
 
@@ -595,34 +616,6 @@ func (a *apiServer) clearNomination(p *apiPod) {
 	if p.exists && p.info.Node == "" && p.object.Status.NominatedNodeName != "" {
 		a.edit(p, func(object *corev1.Pod) { object.Status.NominatedNodeName = "" })
 	}
-}
-
-// evict is the API server's part of an eviction.
-func (a *apiServer) evict(pod gpu.Pod, by string, why evictionReason, grace *int64, dryRun bool) error {
-	p := a.pods[pod.Name]
-	switch {
-	case p == nil:
-		return notFound(pod.Name)
-	case p.uid() != pod.UID:
-		return conflict(pod.Name, "another UID")
-	}
-	if a.w.now < p.guarded && !a.w.calm && p.live() && !p.info.Leaving {
-		a.w.stats.protected++
-		err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
-		err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause})
-		return err
-	}
-	if dryRun {
-		return nil
-	}
-	a.w.stats.evictions++
-	a.w.trace("api: %s evicts %s", by, p.name())
-	a.w.checkEviction(p, why, by)
-	if grace != nil {
-		p.grace = time.Duration(*grace) * time.Second
-	}
-	a.delete(p)
-	return nil
 }
 
 // nominate is the API server's part of a nomination by the extender.

@@ -160,7 +160,7 @@ func (p *apiPod) unschedulable() bool {
 
 // newBin returns the node without pods.
 func newBin(n *apiNode) *schedNode {
-	bin := &schedNode{name: n.name, zone: n.zone, closed: n.closed, size: amounts{cpu: n.cpu}}
+	bin := &schedNode{name: n.name, zone: n.zone, closed: n.closed, size: amounts{cpu: n.cpu, ram: n.ram, pods: n.pods}}
 	for i, memory := range n.cards {
 		if !n.sick[i] {
 			bin.size.gpu += memory

@@ -299,7 +299,7 @@ func (w *world) calmDown() {
 	if w.faults != (faults{}) && w.chance(0.5) { // Then the last leader finds out alone which groups are bound in part.
 		w.changeLeader()
 	}
-	w.calm, w.faults, w.api.mute = true, faults{}, 0
+	w.calm, w.faults, w.api.mute, w.api.away = true, faults{}, 0, 0
 	for _, n := range w.api.nodes {
 		if n.pooled && !n.exists {
 			continue
@@ -310,6 +310,7 @@ func (w *world) calmDown() {
 		}
 		w.api.setNode(n)
 	}
+	w.endBudgets()
 	w.trace("calm")
 	w.runFor(3 * time.Minute)
 	waits := ""

@@ -72,6 +72,8 @@ func (w *world) fateOfBinding(r *replica, pod string) fate {
 		return w.fate(pod)
 	case r.apart > w.now && (w.fate != nil || w.chance(0.5)):
 		return notSent
+	case w.api.away > w.now:
+		return lostNever
 	case r.apart > w.now, w.api.mute > w.now:
 		return lost
 	case p != nil && p.refused > w.now && !w.calm:

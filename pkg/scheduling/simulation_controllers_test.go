@@ -18,13 +18,17 @@ type podSet struct {
 	spec int
 	// own are the pods that the object has created and that its controller still looks at.
 	own []*apiPod
+	// revision counts the changes of the template, for a StatefulSet.
+	revision int
 }
 
 // add creates a pod, late, unless its name is taken.
 func (s *podSet) add(name string, member int) {
 	s.write(func() {
 		if s.w.api.pods[name] == nil {
-			s.own = append(s.own, s.create(name, s.specs[s.spec], s.by, member))
+			p := s.create(name, s.specs[s.spec], s.by, member)
+			p.revision = s.revision
+			s.own = append(s.own, p)
 		}
 	})
 }
@@ -92,7 +96,7 @@ func (p *apiPod) active() bool { return p.exists && !p.info.Ended && !p.info.Lea
 
 // ready reports whether the pod runs and is healthy.
 func (p *apiPod) ready() bool {
-	return p.active() && p.object.Status.Phase == corev1.PodRunning
+	return p.active() && p.object.Status.Phase == corev1.PodRunning && !p.unhealthy
 }
 
 func (p *apiPod) succeeded() bool { return p.object.Status.Phase == corev1.PodSucceeded }
@@ -126,10 +130,8 @@ type batchJob struct {
 	// sinceSuccess counts the failures since the last success, lastFailure is when the last one was: they determine the back-off.
 	sinceSuccess int
 	lastFailure  time.Duration
-	// complete and lost are its end.
+	// complete and failed are its end.
 	complete, lost bool
-	// shrunk is true if its parallelism is too small for its group.
-	shrunk bool
 }
 
 const (
@@ -139,8 +141,8 @@ const (
 
 func (b *batchJob) ended() bool { return b.complete || b.lost }
 
-// reconcile implements controller: it counts the pods that have finished, and creates or deletes pods.
-func (b *batchJob) reconcile() {
+// sync counts the pods that have finished, and creates or deletes pods.
+func (b *batchJob) sync() {
 	if b.ended() {
 		return
 	}
@@ -232,19 +234,35 @@ func (b *batchJob) manage() {
 	}
 }
 
+// soleJob is a Job of its own.
+type soleJob struct {
+	*batchJob
+	// shrunk is true if its parallelism is too small for its group.
+	shrunk bool
+}
+
+// newBatchJob returns a Job of another job.
+func newBatchJob(j *job, spec int, by owner, s jobSpec) *batchJob {
+	by.kind = "Job"
+	return &batchJob{podSet: podSet{job: j, by: by, spec: spec}, jobSpec: s, done: map[int]bool{}, counted: map[*apiPod]bool{}}
+}
+
 // batchJob starts a Job.
-func (w *world) batchJob(name string, s jobSpec, spec podSpec) *batchJob {
+func (w *world) batchJob(name string, s jobSpec, spec podSpec) *soleJob {
 	j := &job{name: name, specs: []podSpec{spec}}
-	b := &batchJob{podSet: podSet{job: j, by: owner{kind: "Job", name: name}}, jobSpec: s, done: map[int]bool{}, counted: map[*apiPod]bool{}}
+	b := &soleJob{batchJob: newBatchJob(j, 0, owner{name: name}, s)}
 	w.submit(b, j)
 	return b
 }
 
+// reconcile implements controller.
+func (b *soleJob) reconcile() { b.sync() }
+
 // over implements controller.
-func (b *batchJob) over() bool { return b.ended() && b.idle() }
+func (b *soleJob) over() bool { return b.ended() && b.idle() }
 
 // change implements controller: another parallelism.
-func (b *batchJob) change() {
+func (b *soleJob) change() {
 	b.parallelism = 1 + b.w.random.IntN(b.parallelism+2)
 	b.w.trace("Job %s has parallelism %d", b.name, b.parallelism)
 	if !b.impossible || b.shrunk {
@@ -274,9 +292,11 @@ func (r *replicaSet) sync() {
 // rollout are the fields of a Deployment.
 type rollout struct {
 	replicas, maxSurge, maxUnavailable int
+	// recreate deletes all old pods before new ones are created.
+	recreate bool
 }
 
-// deployment is a Deployment (k8s.io/kubernetes pkg/controller/deployment, rolling.go).
+// deployment is a Deployment (k8s.io/kubernetes pkg/controller/deployment, rolling.go and recreate.go).
 type deployment struct {
 	*job
 	rollout
@@ -305,12 +325,33 @@ func (d *deployment) restart() {
 	d.changed()
 }
 
+// rolled reports whether a rollout is complete.
+func (d *deployment) rolled() bool {
+	now := d.sets[len(d.sets)-1]
+	return now.ready() == d.replicas && !slices.ContainsFunc(d.pods, func(p *apiPod) bool { return p.exists && p.generation != now.by.generation })
+}
+
 // reconcile implements controller.
 func (d *deployment) reconcile() {
 	last := len(d.sets) - 1
-	d.rollOn(d.sets[:last], d.sets[last])
+	if old := d.sets[:last]; d.recreate {
+		d.recreateAll(old, d.sets[last])
+	} else {
+		d.rollOn(old, d.sets[last])
+	}
 	for _, s := range d.sets {
 		s.sync()
+	}
+}
+
+func (d *deployment) recreateAll(old []*replicaSet, now *replicaSet) {
+	ended := true
+	for _, s := range old {
+		s.replicas = 0
+		ended = ended && !slices.ContainsFunc(s.own, func(p *apiPod) bool { return p.exists && !p.info.Ended })
+	}
+	if ended {
+		now.replicas = d.replicas
 	}
 }
 
@@ -362,21 +403,72 @@ func (d *deployment) change() {
 // over implements controller.
 func (d *deployment) over() bool { return false }
 
-// statefulSet is the StatefulSet of the workers of a LeaderWorkerSet's replica: ordinals from 1, podManagementPolicy Parallel (k8s.io/kubernetes
-// pkg/controller/statefulset/stateful_set_control.go, updateStatefulSet).
+// statefulSet is a StatefulSet (k8s.io/kubernetes pkg/controller/statefulset/stateful_set_control.go, updateStatefulSet).
 type statefulSet struct {
 	podSet
 	replicas int
+	// first is the first ordinal.
+	first int
+	// parallel is podManagementPolicy Parallel: else each pod waits until the one before it is ready.
+	parallel bool
+}
+
+// pod returns the pod with the ordinal; nil if none exists.
+func (s *statefulSet) pod(ordinal int) *apiPod {
+	for _, p := range s.own {
+		if p.exists && p.member == ordinal {
+			return p
+		}
+	}
+	return nil
 }
 
 func (s *statefulSet) sync() {
 	s.gone()
-	for ordinal := 1; ordinal <= s.replicas; ordinal++ {
-		switch i := slices.IndexFunc(s.own, func(p *apiPod) bool { return p.member == ordinal }); {
-		case i < 0:
+	if s.scaled() {
+		s.roll()
+	}
+}
+
+// scaled creates and deletes pods, and reports whether a rollout may go on.
+func (s *statefulSet) scaled() bool {
+	for ordinal := s.first; ordinal < s.first+s.replicas; ordinal++ {
+		p := s.pod(ordinal)
+		switch {
+		case p == nil:
 			s.add(fmt.Sprint(s.by.name, "-", ordinal), ordinal)
-		case s.own[i].info.Ended && !s.own[i].info.Leaving: // It is created again once it is gone.
-			s.delete(s.own[i])
+		case p.info.Ended && !p.info.Leaving: // It is created again once it is gone.
+			s.delete(p)
+		}
+		if !s.parallel && (p == nil || !p.ready()) {
+			return false
+		}
+	}
+	for _, p := range slices.Backward(s.own) {
+		if p.member >= s.first+s.replicas {
+			if !p.info.Leaving {
+				s.delete(p)
+			}
+			if !s.parallel {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// roll deletes the last pod of an old revision once those behind it are ready.
+func (s *statefulSet) roll() {
+	for ordinal := s.first + s.replicas - 1; ordinal >= s.first; ordinal-- {
+		p := s.pod(ordinal)
+		switch {
+		case p == nil:
+			return
+		case p.revision < s.revision && !p.info.Leaving:
+			s.delete(p)
+			return
+		case !p.ready():
+			return
 		}
 	}
 }

@@ -62,6 +62,9 @@ func (w *world) newReplica(name string) *replica {
 		Reservations: ReservationOptions{MaxIdle: w.maxIdle, MaxAge: w.maxAge},
 		Gangs:        GangOptions{Hold: w.hold, Patience: w.patience, OnFailure: gang.Evict, Observer: gangObserver{&fake.Observer{}, w}},
 	}
+	if w.keepPartial {
+		o.Gangs.OnFailure = gang.Keep
+	}
 	if w.worldOptions.replicas > 1 {
 		o.Leading = r.leading
 	} else {
@@ -327,14 +330,15 @@ type simCache struct {
 	byNode  map[string][]*clustercache.PodInfo
 	pending map[gpu.PodUID]*clustercache.PodInfo
 	// since is when each pending pod was first reported without a gate.
-	since map[gpu.PodUID]time.Duration
-	nodes []*corev1.Node
+	since   map[gpu.PodUID]time.Duration
+	nodes   []*corev1.Node
+	budgets map[*budget]*policyv1.PodDisruptionBudget
 }
 
 func newSimCache(r *replica) *simCache {
 	c := &simCache{
 		r: r, pods: map[string]*clustercache.PodInfo{}, byNode: map[string][]*clustercache.PodInfo{}, pending: map[gpu.PodUID]*clustercache.PodInfo{},
-		since: map[gpu.PodUID]time.Duration{},
+		since: map[gpu.PodUID]time.Duration{}, budgets: map[*budget]*policyv1.PodDisruptionBudget{},
 	}
 	c.watch = r.w.api.watch(r, 20*time.Millisecond, c.observe)
 	return c
@@ -349,6 +353,9 @@ func (c *simCache) list() {
 		} else {
 			c.observe(change{node: n})
 		}
+	}
+	for _, b := range c.r.w.api.budgets {
+		c.budgets[b] = b.object
 	}
 	pods := slices.Clone(c.r.w.api.order) // An informer passes them on in any order.
 	c.r.w.random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
@@ -369,6 +376,9 @@ func (c *simCache) list() {
 func (c *simCache) observe(e change) {
 	switch {
 	case e.touched:
+		return
+	case e.budget != nil:
+		c.budgets[e.budget] = e.disruptions
 		return
 	case e.node != nil:
 		c.observeNode(e)
@@ -443,16 +453,15 @@ func (c *simCache) AddHandler(h clustercache.Handler) error {
 	return nil
 }
 
-func (c *simCache) Run(context.Context) error                      { return nil }
-func (c *simCache) Ready() error                                   { return nil }
-func (c *simCache) AwaitReady(context.Context) error               { return nil }
-func (c *simCache) Budgets(string) []*policyv1.PodDisruptionBudget { return nil }
-func (c *simCache) BudgetsSynced() bool                            { return true }
-func (c *simCache) PodsOn(node string) []*clustercache.PodInfo     { return slices.Clone(c.byNode[node]) }
-func (c *simCache) Reported() []*clustercache.PodInfo              { return nil }
-func (c *simCache) Nodes() []*corev1.Node                          { return c.nodes }
-func (c *simCache) WatchVersions() map[string]uint64               { return nil }
-func (c *simCache) RequestProblems() []*clustercache.PodInfo       { return nil }
+func (c *simCache) Run(context.Context) error                  { return nil }
+func (c *simCache) Ready() error                               { return nil }
+func (c *simCache) AwaitReady(context.Context) error           { return nil }
+func (c *simCache) BudgetsSynced() bool                        { return true }
+func (c *simCache) PodsOn(node string) []*clustercache.PodInfo { return slices.Clone(c.byNode[node]) }
+func (c *simCache) Reported() []*clustercache.PodInfo          { return nil }
+func (c *simCache) Nodes() []*corev1.Node                      { return c.nodes }
+func (c *simCache) WatchVersions() map[string]uint64           { return nil }
+func (c *simCache) RequestProblems() []*clustercache.PodInfo   { return nil }
 func (c *simCache) Pod(_, name string) (*clustercache.PodInfo, bool) {
 	p, ok := c.pods[name]
 	return p, ok

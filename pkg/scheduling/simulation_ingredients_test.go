@@ -196,7 +196,7 @@ var waiters = []ingredient{
 		size := 2 + c.random.IntN(2)
 		spec := c.spec(c.patient, 16)
 		spec.group, spec.size, spec.lasts = c.unique("lws"), size, 0
-		l := c.leaderWorkerSet(spec.group, 2+c.random.IntN(2), size, true, spec, spec)
+		l := c.leaderWorkerSet(spec.group, 2+c.random.IntN(2), size, false, true, spec, spec)
 		var lose func()
 		lose = func() {
 			if p := l.groups[c.random.IntN(len(l.groups))].leader; p != nil && p.live() && c.chance(0.5) {

@@ -326,9 +326,7 @@ func (w *world) randomSpec() podSpec {
 		grace: w.between(0, 10*time.Second), lasts: w.between(2*time.Second, 2*time.Minute),
 	}
 	w.randomTenant(&spec)
-	if w.chance(0.2) {
-		spec.guarded = w.now + w.between(10*time.Second, 10*time.Minute)
-	}
+	w.randomBudget(&spec)
 	if w.chance(0.1) {
 		spec.priority = []int32{-10, 100, 1000}[w.random.IntN(3)]
 	}

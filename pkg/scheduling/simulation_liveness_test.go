@@ -126,7 +126,7 @@ func keyOf(p *apiPod) (key itemKey, need int) {
 	if p.group == "" || p.job == nil {
 		return itemKey{pod: p.uid()}, 1
 	}
-	if _, ok := p.job.controller.(*deployment); ok && p.generation > 0 {
+	if d, ok := p.job.controller.(*deployment); ok && p.generation > 0 && !d.recreate {
 		return itemKey{pod: p.uid()}, 1
 	}
 	return itemKey{job: p.job, generation: p.generation}, p.size

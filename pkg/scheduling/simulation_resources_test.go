@@ -9,11 +9,16 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
-// amounts are what a pod requests, or a node has, of the resources that kube-scheduler counts by node: the sum of GPU memory, and CPUs.
-type amounts struct{ gpu, cpu int64 }
+// amounts are what a pod requests, or a node has, of the resources that kube-scheduler counts by node: the sum of GPU memory, CPUs,
+// GiB of memory, and pods.
+type amounts struct{ gpu, cpu, ram, pods int64 }
 
-func (a amounts) plus(b amounts) amounts  { return amounts{a.gpu + b.gpu, a.cpu + b.cpu} }
-func (a amounts) minus(b amounts) amounts { return amounts{a.gpu - b.gpu, a.cpu - b.cpu} }
+func (a amounts) plus(b amounts) amounts {
+	return amounts{a.gpu + b.gpu, a.cpu + b.cpu, a.ram + b.ram, a.pods + b.pods}
+}
+func (a amounts) minus(b amounts) amounts {
+	return amounts{a.gpu - b.gpu, a.cpu - b.cpu, a.ram - b.ram, a.pods - b.pods}
+}
 
 // exceeds reports whether a is larger than b in any resource.
 func (a amounts) exceeds(b amounts) bool { return a.lacks(b) != nodeFits }
@@ -22,8 +27,12 @@ func (a amounts) exceeds(b amounts) bool { return a.lacks(b) != nodeFits }
 // pkg/scheduler/framework/plugins/noderesources/fit.go, fitsRequest).
 func (a amounts) lacks(free amounts) nodeReason {
 	switch {
+	case a.pods > 0 && a.pods > free.pods:
+		return lacksPods
 	case a.cpu > 0 && a.cpu > free.cpu:
 		return lacksCPU
+	case a.ram > 0 && a.ram > free.ram:
+		return lacksRAM
 	case a.gpu > 0 && a.gpu > free.gpu:
 		return lacksGPU
 	}
@@ -31,7 +40,7 @@ func (a amounts) lacks(free amounts) nodeReason {
 }
 
 // amounts returns what the pod requests.
-func (s *podSpec) amounts() amounts { return amounts{s.memory, s.cpu} }
+func (s *podSpec) amounts() amounts { return amounts{s.memory, s.cpu, s.ram, 1} }
 
 // allocatable returns what a node has.
 func allocatable(n *corev1.Node) amounts {
@@ -40,7 +49,7 @@ func allocatable(n *corev1.Node) amounts {
 		q := list[name]
 		return q.Value()
 	}
-	return amounts{get(protocol.ResourceMemory), get(corev1.ResourceCPU)}
+	return amounts{get(protocol.ResourceMemory), get(corev1.ResourceCPU), get(corev1.ResourceMemory) >> 30, get(corev1.ResourcePods)}
 }
 
 // nodeReason is why kube-scheduler's own filters reject a node.
@@ -48,7 +57,9 @@ type nodeReason uint8
 
 const (
 	nodeFits nodeReason = iota
+	lacksPods
 	lacksCPU
+	lacksRAM
 	lacksGPU
 	nodeApart
 	nodeOther
@@ -57,7 +68,7 @@ const (
 
 // nodeReasonText has the words of kube-scheduler.
 var nodeReasonText = [nodeReasons]string{
-	lacksCPU: "Insufficient cpu", lacksGPU: "Insufficient aliyun.com/gpu-mem",
+	lacksPods: "Too many pods", lacksCPU: "Insufficient cpu", lacksRAM: "Insufficient memory", lacksGPU: "Insufficient aliyun.com/gpu-mem",
 	nodeApart: "node(s) didn't match pod anti-affinity rules", nodeOther: "node(s) didn't match",
 }
 

@@ -109,7 +109,10 @@ const (
 
 // observe applies a change that the watch delivers.
 func (k *kubeScheduler) observe(c change) {
-	if c.node != nil {
+	switch {
+	case c.budget != nil: // Its preemption respects no budget.
+		return
+	case c.node != nil:
 		k.observeNode(c)
 		return
 	}

@@ -141,6 +141,7 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 		w.slow = 40
 	}
 	w.brisk = seed%5 >= 3
+	w.brownouts = seed%5 == 3
 	if seed%4 == 2 {
 		w.sample = 1 + int(seed/4%3)
 	}
@@ -157,11 +158,18 @@ func runSeed(seed uint64, mixed, tracing bool) *world {
 	if w.brisk { // kube-scheduler learns in lots that memory is free, and then binds many pods at a time.
 		w.scheduler.watch.lag = w.between(5*time.Millisecond, 3*time.Second)
 	}
+	if w.brownouts { // Retries wait for each other in the moments in which live reads show that nothing was written.
+		w.maxBackoff, w.bindWindow = binding.Deadline(simBindTimeout)-simBindTimeout, simBindTimeout/4
+		w.after(time.Minute, w.brownOutAgain)
+	}
 	w.randomNodes()
 	if seed%3 == 2 {
 		w.randomSharing()
 	}
 	w.fragmented, w.overruns = w.chance(0.5), w.chance(0.3)
+	if w.chance(0.5) {
+		w.randomBudgets()
+	}
 	w.lead()
 	// A fifth of the worlds has no disturbances, so that what fails there is at fault itself.
 	if seed%5 > 0 {
@@ -322,6 +330,26 @@ func (w *world) brownOut() {
 	}
 	if w.chance(0.2) {
 		w.scheduler.watch.stalled = w.now + w.between(0, d)
+	}
+}
+
+// brownOutAgain keeps Bindings from arriving, again and again. Small pods come and go when the retries come.
+func (w *world) brownOutAgain() {
+	if w.calm {
+		return
+	}
+	d := w.between(20*time.Second, 50*time.Second)
+	w.api.mute, w.api.away = max(w.api.mute, w.now+d), w.now+d
+	w.trace("api: Bindings don't arrive for %v", d)
+	deadline := binding.Deadline(simBindTimeout)
+	w.after(d+deadline+w.between(5*time.Second, 20*time.Second), w.brownOutAgain)
+	for range 120 {
+		w.after(d+w.between(-time.Second, deadline+time.Second), func() {
+			if !w.calm {
+				j := w.single(w.newName(), podSpec{memory: 6 + 2*w.random.Int64N(4), lasts: time.Second})
+				w.after(300*time.Millisecond, j.stop)
+			}
+		})
 	}
 }
 

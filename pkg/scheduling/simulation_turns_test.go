@@ -117,6 +117,14 @@ func TestTurns(t *testing.T) {
 				c.after(15*minute, func() { c.waited = append(c.waited, c.array("d", 2, of("d", 16, 0))) })
 			}, item: func(c *crowd, name string) *memberSet { return c.array(name, 2, of("a", 16, 0)) },
 		},
+		"a disruption budget allows one eviction at a time": {
+			nodes: 1, cards: 4, within: 60 * minute, fair: abc(minute, simTenant{"a", "1"}, simTenant{"b", "1"}), load: func(c *crowd) {
+				c.addBudget("b", simBudgets[0], 3)
+				spec := of("b", 8, 0)
+				spec.budgets = simBudgets[:1]
+				c.array("service", 8, spec)
+			}, item: func(c *crowd, name string) *memberSet { return c.array(name, 2, of("a", 16, 0)) },
+		},
 		"a pool, and an item of the tenant that fits no node of it": {
 			nodes: 1, cards: 1, within: 60 * minute, fair: abc(minute, simTenant{"a", "1"}, simTenant{"b", "1"}), load: func(c *crowd) {
 				c.autoscale(autoscaling{boot: minute, empty: 10 * minute}, newPool(2)...)
@@ -220,20 +228,5 @@ func (s turns) play(w *world) {
 	w.until(30*time.Minute, "all run that wait", func() bool { return !slices.ContainsFunc(c.waited, func(m *memberSet) bool { return !m.runs() }) })
 	if share := (w.reserved.impossible - before.impossible) / (w.reserved.all - before.all); share > 0.1 {
 		w.fail("groups that can't run kept %.0f%% of the memory reserved", 100*share)
-	}
-}
-
-// newPool returns nodes for an autoscaler.
-func newPool(n int) (nodes []*apiNode) {
-	for i := range n {
-		nodes = append(nodes, newNode(fmt.Sprint("pool", i), "a", 8, 16, 16, 16, 16))
-	}
-	return nodes
-}
-
-// until lets time pass until the condition is true, and fails if that takes longer.
-func (w *world) until(d time.Duration, what string, done func() bool) {
-	if !w.runUntil(d, done) {
-		w.fail("not within %v: %s", d, what)
 	}
 }

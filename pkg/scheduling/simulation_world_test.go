@@ -82,6 +82,7 @@ type worldOptions struct {
 	maxBackoff time.Duration
 	// popFromBackoff lets kube-scheduler try pods before their back-off is over if no other pod waits.
 	popFromBackoff bool
+	keepPartial    bool
 	// mixed has nodes of all kinds and pods that ask for more than memory, see simulation_cards_test.go.
 	mixed bool
 	// slow is how many times as long as usual kube-scheduler's cycles take, if it isn't 0: then pods queue.
@@ -91,6 +92,8 @@ type worldOptions struct {
 	fair   fairSharing
 	// brisk has many pods at a time that last for seconds, so that binds are frequent.
 	brisk bool
+	// brownouts are those of brisk worlds in which no Binding arrives for longer than its deadline. Pods come when their retries are due.
+	brownouts bool
 	// bindWindow is the longest time for which the extender collects binds.
 	bindWindow time.Duration
 	// fragmented lets the extender evict pods of lower priority for pods that only fragmentation keeps pending.
@@ -108,7 +111,7 @@ type stats struct {
 	reclaimedFrom map[string]int
 	// overruns counts the pods that were evicted for their use, twice the preemptions for pods whose earlier victims had not ended.
 	overruns, twice int
-	// protected counts the evictions that a disruption budget forbade.
+	// protected counts the evictions that a disruption budget refused.
 	protected int
 	// nominated counts the nominations to nodes outside samples, taken those whose nodes passed.
 	nominated, taken int
