@@ -115,6 +115,13 @@ func TestFaults(t *testing.T) {
 				must(s, c.Extender.Start(s.Context()))
 			}
 		},
+		"the API server is away": func(s *stream) {
+			s.next(6)
+			must(s, c.APIServer.Kill())
+			pass(s.Context(), outage)
+			must(s, c.APIServer.Start(s.Context()))
+			must(s, c.Scheduler.Restart(s.Context())) // See framework.Patience.
+		},
 		"a node is deleted and created again": func(s *stream) {
 			for range controlplane.Times(1, 20) {
 				s.next(6)
@@ -122,6 +129,16 @@ func TestFaults(t *testing.T) {
 				s.next(3)
 				s.AddNodes(node("n1", cardMiB, cardMiB, cardMiB, cardMiB))
 			}
+		},
+		"etcd, API server and extender are killed": func(s *stream) {
+			s.next(6)
+			must(s, c.Etcd.Kill())
+			must(s, c.APIServer.Kill())
+			must(s, c.Extender.Kill())
+			must(s, c.Etcd.Start(s.Context()))
+			must(s, c.APIServer.Start(s.Context()))
+			must(s, c.Extender.Start(s.Context()))
+			must(s, c.Scheduler.Restart(s.Context()))
 		},
 	} {
 		play(t, c, "during a stream of pods "+title, func(s *scene) {
@@ -141,6 +158,17 @@ func TestFaults(t *testing.T) {
 			}
 			s.Logf("%d pods were created; %d of them are bound, the others were deleted", stream.made, len(stream.alive))
 		})
+	}
+}
+
+// outage is how long a program is away.
+var outage = time.Duration(controlplane.Times(3, 20)) * time.Second
+
+// pass lets time pass, because the test needs an outage of that length.
+func pass(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 

@@ -44,6 +44,20 @@ func TestReplicas(t *testing.T) {
 		}
 	})
 
+	play(t, c, "a killed leader is replaced", func(s *scene) {
+		pods := newStream(s, 6)
+		leader := s.waitLeader(-1)
+		pods.next(20)
+		start := time.Now()
+		must(s, c.Replicas[leader].Kill())
+		pods.next(20)
+		next := s.waitLeader(leader)
+		s.Logf("replica %d answered %v after replica %d was killed", next, time.Since(start).Round(time.Millisecond), leader)
+		pods.waitAll()
+		s.CheckLedger()
+		must(s, c.Replicas[leader].Start(s.Context()))
+	})
+
 	play(t, c, "a rolling update", func(s *scene) {
 		pods := newStream(s, 6)
 		for range controlplane.Times(2, 20) { // The leader first each time, which is the worst order.
@@ -59,6 +73,21 @@ func TestReplicas(t *testing.T) {
 		pods.waitAll()
 	})
 
+	play(t, c, "a frozen leader rejects calls when it resumes", func(s *scene) {
+		pods := newStream(s, 6)
+		leader := s.waitLeader(-1)
+		pods.next(20)
+		must(s, c.Replicas[leader].Pause())
+		pods.next(20)
+		s.waitLeader(leader)
+		pods.next(10)
+		must(s, c.Replicas[leader].Resume())
+		if rejection := s.rejection(c.ReplicaURLs[leader]); !strings.Contains(rejection, "doesn't lead") {
+			s.Errorf("the former leader answers %q", rejection)
+		}
+		pods.next(10)
+		pods.waitAll()
+	})
 }
 
 // TestLateBinding freezes a leader between its last check of the Lease and its write. The write arrives when the next leader

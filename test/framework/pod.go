@@ -178,6 +178,16 @@ func (p *PodWrapper) NodeSelector(key, value string) *PodWrapper {
 	return p
 }
 
+// SeparateFrom requires that no pod with the label runs on the pod's node.
+func (p *PodWrapper) SeparateFrom(key, value string) *PodWrapper {
+	p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}, TopologyKey: corev1.LabelHostname,
+		}},
+	}}
+	return p
+}
+
 // Tolerate makes the pod tolerate all taints with the key.
 func (p *PodWrapper) Tolerate(key string) *PodWrapper {
 	p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/protocol"
@@ -256,4 +258,11 @@ func (f *fixture) endGang(gang string) {
 	f.DeleteGroup(gang)
 	f.waitBound(map[string]int{})
 	f.Cluster.WaitNoneAssumed(f)
+}
+
+// requestDeletion deletes the pod without a grace period, unless another pod has its name now.
+func (f *fixture) requestDeletion(ctx context.Context, pod *corev1.Pod) error {
+	return f.Pods().Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To[int64](0), Preconditions: metav1.NewUIDPreconditions(string(pod.UID)),
+	})
 }

@@ -3,13 +3,16 @@ package gang
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
+	"github.com/gpushare/gpushare/test/controlplane"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -90,6 +93,48 @@ func TestSpread(t *testing.T) {
 	f.Create(members...)
 	f.waitBound(map[string]int{"spread": 8})
 	f.CheckLedger()
+}
+
+// TestPreempted lets kube-scheduler evict a member whose bind is held, for a pod of higher priority. The other member has no
+// eligible node. Then no member is bound and nothing is assumed. With room for both the gang is bound.
+func TestPreempted(t *testing.T) {
+	c := shared.Start(t)
+	important := c.PriorityClass(t, 1000)
+	f := newFixture(t, c, 2)
+	member := func(gang string, i int) *framework.PodWrapper {
+		return f.member(gang, 2, i, card).CPU(20).SeparateFrom(framework.LabelGroup, gang)
+	}
+	for round := range controlplane.Times(1, 20) {
+		gang, first := fmt.Sprintf("g%d", round), fmt.Sprintf("first-%d", round)
+		dropped := c.Metric(t, framework.MetricGangFailures, "reason", "deleted")
+		f.Create(member(gang, 0), member(gang, 1))
+		c.WaitMetric(t, 1, framework.MetricGangs, "phase", "permitting")
+		f.Place(f.Pod(first, 0).CPU(50).PriorityClass(important)) // Of 64.
+		f.waitBound(map[string]int{"": 1})
+		c.WaitNoneAssumed(t)
+		evicted := 0
+		for i := range 2 {
+			pod := member(gang, i)
+			if _, err := f.Pods().Get(t.Context(), pod.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				evicted++
+				f.WaitEvent(pod.Name, "Preempted", "Preempted by pod")
+				f.Create(pod)
+			}
+		}
+		if evicted == 0 {
+			t.Errorf("round %d: no member was evicted: the test shows nothing", round)
+		}
+		if c.Metric(t, framework.MetricGangFailures, "reason", "deleted") <= dropped {
+			t.Errorf("round %d: the plan wasn't dropped for the deleted member", round)
+		}
+
+		f.Delete(first)
+		f.AddNodes(f.node(1+round, 1))
+		f.waitBound(map[string]int{gang: 2})
+		f.CheckLedger()
+		f.endGang(gang)
+		must(t, c.Client.CoreV1().Nodes().Delete(t.Context(), f.NodeName(fmt.Sprintf("n%d", 1+round)), metav1.DeleteOptions{}))
+	}
 }
 
 // TestWholeCards shows that members that request nvidia.com/gpu are also counted and held. kube-scheduler chooses their

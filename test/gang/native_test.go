@@ -70,9 +70,6 @@ func (f *fixture) createClaim(name string) {
 	must(f, err)
 }
 
-// faultySize is the size of the gangs in the test with restarts.
-const faultySize = 6
-
 // TestNativeGroups runs PodGroups with kube-scheduler's own cycle for groups.
 func TestNativeGroups(t *testing.T) {
 	c := native.Start(t)

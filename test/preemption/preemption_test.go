@@ -30,6 +30,27 @@ func TestPreemption(t *testing.T) {
 		s.notEvicted("b9", "b7", "c9", "c7")
 	})
 
+	play(t, c, "two preemptors get a card each", 3, func(s *stage) {
+		s.place("a9", 9, 1, 0)
+		s.place("a7", 7, 1, 0)
+		s.place("b9", 9, 1, 1)
+		s.place("b7", 7, 1, 1)
+		s.place("c9", 9, 2, 2)
+		s.place("c7", 7, 2, 2)
+		s.slow = true
+		s.create("first", 16, 9)
+		s.evicted("a9", "a7")
+		s.create("second", 16, 9)
+		s.evicted("a9", "a7", "b9", "b7")
+		for _, name := range []string{"b9", "a9", "b7", "a7"} {
+			s.end(name)
+		}
+		if first, second := s.CardOf(s.WaitBound("first")), s.CardOf(s.WaitBound("second")); first == second {
+			s.Errorf("both are on card %d", first)
+		}
+		s.notEvicted("c9", "c7")
+	})
+
 	play(t, c, "without --evict-fragmented kube-scheduler up to 1.37 evicts no pod for fragmented memory", 2, func(s *stage) {
 		s.place("a12", 12, 1, 0)
 		s.place("b12", 12, 1, 1)
