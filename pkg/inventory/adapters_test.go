@@ -3,10 +3,12 @@ package inventory
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -185,4 +187,40 @@ func TestCardWithoutAddress(t *testing.T) {
 	expect(t, "with an address", "mlx5_0:1", after("0000:01:00.0", "mlx5_0:1"))
 	expect(t, "without one", "mlx5_0:1", after("", ""))
 	expect(t, "with one, and no port is active", "", after("0000:01:00.0", ""))
+}
+
+// FuzzAdapters: whatever the files of an adapter have, a card gets ports only if one is active, as valid text, and the NUMA node is valid.
+func FuzzAdapters(f *testing.F) {
+	f.Add("mlx5_0", "1", "4: ACTIVE\n", "InfiniBand\n", "0\n")
+	f.Add("mlx5_0", "1", " 4: ACTIVE\n", "", "0\n")
+	f.Add("mlx5_0", "x", "4: ACTIVE", "", "-1")
+	f.Add("mlx5_0", "-1", "4", "Ethernet", "99999999999999999999")
+	f.Add("mlx5_0", "007", "1: DOWN\n", "\xff", "")
+	f.Fuzz(func(t *testing.T, ibdev, port, state, linkLayer, numaNode string) {
+		if port == "" || len(port) > 100 || strings.ContainsAny(port, "/\x00") || port == "." || port == ".." {
+			return // No name of a directory.
+		}
+		root := t.TempDir()
+		machine := fakesysfs.Machine{Root: root}
+		must(t, machine.AddDevice(outer+"0000:11:00.0/0000:01:00.0", 0))
+		must(t, machine.AddAdapter(fakesysfs.Adapter{Name: "mlx5_0", Device: "uverbs0", Path: outer + "0000:11:01.0/0000:20:00.0", States: nil}))
+		at := filepath.Join(root, "class/infiniband/mlx5_0")
+		must(t, os.MkdirAll(filepath.Join(at, "ports", port), 0o755))
+		for file, text := range map[string]string{
+			filepath.Join(at, "ports", port, "state"): state, filepath.Join(at, "ports", port, "link_layer"): linkLayer,
+			filepath.Join(at, "device/numa_node"): numaNode, filepath.Join(root, "class/infiniband_verbs/uverbs0/ibdev"): ibdev,
+		} {
+			must(t, os.WriteFile(file, []byte(text), 0o600))
+		}
+		devices := []device{{pciAddress: "0000:01:00.0"}}
+		adapters := sysfs(root).connect(devices, sysfs(root).adapters())
+		if ports := devices[0].rdmaPorts; ports != "" && (!strings.HasPrefix(strings.TrimSpace(state), "4:") || len(adapters) != 1 || !utf8.ValidString(ports)) {
+			t.Errorf("ports %q of adapters %v", ports, adapters)
+		}
+		for _, a := range adapters {
+			if a.NUMANode < gpu.NoNUMANode {
+				t.Errorf("NUMA node %d", a.NUMANode)
+			}
+		}
+	})
 }

@@ -74,3 +74,34 @@ func TestParseCgroup(t *testing.T) {
 		})
 	}
 }
+
+// FuzzParseCgroup checks that every owner that is found has valid names, and is found again in the paths that kubelet and runtimes
+// make of these names.
+func FuzzParseCgroup(f *testing.F) {
+	f.Add("0::/kubepods.slice/kubepods-pod" + underscored + ".slice/cri-containerd-" + idA + ".scope\n")
+	f.Add("4:memory:/kubepods/pod" + string(hash) + "/" + idA + "\n0::/")
+	f.Add("0::/../cri-containerd-" + idA + ".scope")
+	f.Add("0::/system.slice/x-pod" + underscored + ".slice:cri-containerd:" + idA)
+	f.Fuzz(func(t *testing.T, text string) {
+		owner := ParseCgroup(text)
+		if owner.Pod == "" && owner.Container == "" {
+			return
+		}
+		pod, slice, id := string(owner.Pod), strings.ReplaceAll(string(owner.Pod), "-", "_"), owner.Container
+		if !strings.Contains(text, pod) && !strings.Contains(text, slice) || !strings.Contains(text, id) {
+			t.Fatalf("%q has no %+v", text, owner)
+		}
+		if pod == "" || id == "" {
+			return
+		}
+		for _, path := range []string{
+			"0::/kubepods/pod" + pod + "/" + id,
+			"0::/kubepods.slice/kubepods-pod" + slice + ".slice/crio-" + id + ".scope/container",
+			"7:devices:/kubepods/besteffort/pod" + pod + "/" + id + "\n" + text,
+		} {
+			if got := ParseCgroup(path); got != owner {
+				t.Fatalf("%q: got %+v, want %+v", path, got, owner)
+			}
+		}
+	})
+}
