@@ -107,7 +107,7 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 	current := before
 	if before == nil { // Pods may hold memory that an earlier plugin has counted in another unit.
 		first := selected.Settings
-		first.Unit = cmp.Or(protocol.ParseNode(node).Unit, first.Unit)
+		first.Unit = cmp.Or(unitOf(node), first.Unit)
 		current = &first
 	}
 	next, waits := selected.Settings.After(*current, c.hasPods())

@@ -327,3 +327,31 @@ func TestUnitAfterRestart(t *testing.T) {
 	}
 	await.True(t, "the new unit", func() bool { return p.Settings().Unit == gpu.MiB })
 }
+
+func TestUnitOf(t *testing.T) {
+	annotation, err := protocol.Inventory{Unit: gpu.MiB, Cards: newCards(16384)}.Annotation()
+	check.Must(t, err)
+	for name, test := range map[string]struct {
+		inventory string
+		capacity  int64
+		want      gpu.Unit
+	}{
+		"an inventory":                        {annotation, 16384, gpu.MiB},
+		"the kubelet has no plugin":           {annotation, 0, gpu.MiB},
+		"another plugin counts in GiB since":  {annotation, 16, 0},
+		"the capacity lags behind":            {annotation, 24576, gpu.MiB},
+		"no inventory":                        {"", 16, 0},
+		"an inventory that can't be read":     {"{}", 16, 0},
+		"neither an inventory nor a capacity": {"", 0, 0},
+	} {
+		node := &corev1.Node{Status: corev1.NodeStatus{Capacity: corev1.ResourceList{
+			protocol.ResourceMemory: *newQuantity(test.capacity), protocol.ResourceCount: *newQuantity(1),
+		}}}
+		if test.inventory != "" {
+			node.Annotations = map[string]string{protocol.AnnotationInventory: test.inventory}
+		}
+		if got := unitOf(node); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}

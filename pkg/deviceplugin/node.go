@@ -104,6 +104,27 @@ func (k *nodeKeeper) Inventory() protocol.Inventory {
 	return inventory
 }
 
+// unitOf returns the unit of a node's inventory; zero if there is none, or if the capacity shows that the original gpushare plugin,
+// which counts in GiB or MiB, has run since. Any other difference is a capacity that lags behind the inventory.
+func unitOf(node *corev1.Node) gpu.Unit {
+	parsed := protocol.ParseNode(node)
+	if parsed.Problem == nil {
+		return parsed.Unit
+	}
+	capacity := node.Status.Capacity[protocol.ResourceMemory]
+	for _, other := range []gpu.Unit{gpu.GiB, gpu.MiB} {
+		var sum gpu.Memory
+		for _, card := range parsed.Cards {
+			sum = sum.Add(other.Count(parsed.Unit.Bytes(card.Memory)))
+		}
+		rounding := int64(len(parsed.Cards))
+		if difference := capacity.Value() - int64(sum); other != parsed.Unit && -rounding <= difference && difference <= rounding {
+			return 0
+		}
+	}
+	return parsed.Unit
+}
+
 // node returns the Node as the informer knows it.
 func (k *nodeKeeper) node() (*corev1.Node, error) {
 	object, _, err := k.informer.GetStore().GetByKey(k.name)
