@@ -88,6 +88,8 @@ type Board struct {
 	revision uint64
 	changed  bool // By the current refresh.
 	status   status
+	// complete is the complete state of this refresh, in JSON; nil until a viewer asks for it. Many viewers ask at once after a restart.
+	complete []byte
 
 	ledgerRevision uint64
 	nodes          map[string]entry
@@ -141,7 +143,7 @@ func (b *Board) refresh() {
 	if now.Sub(b.refreshed) < refreshEvery {
 		return
 	}
-	b.refreshed, b.changed = now, false
+	b.refreshed, b.changed, b.complete = now, false, nil
 	b.updateStatus()
 	if b.status.NotReady == "" {
 		b.readNodes()
@@ -243,16 +245,8 @@ func encode(view any) json.RawMessage {
 }
 
 // State returns the state in JSON for a viewer that has a revision: what has changed since, or everything if the revision is empty or of another process. It
-// is nil if nothing has changed.
+// is nil if nothing has changed. The caller must not change it.
 func (b *Board) State(since string) []byte {
-	state := b.state(since)
-	if state == nil {
-		return nil
-	}
-	return encode(state)
-}
-
-func (b *Board) state(since string) map[string]any {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refresh()
@@ -260,10 +254,21 @@ func (b *Board) state(since string) map[string]any {
 	if process, number, found := strings.Cut(since, "."); found && process == b.process {
 		has, _ = strconv.ParseUint(number, 10, 64)
 	}
-	complete := has == 0
-	if !complete && has == b.revision {
+	switch {
+	case has == 0:
+		if b.complete == nil {
+			b.complete = encode(b.stateSince(0))
+		}
+		return b.complete
+	case has == b.revision:
 		return nil
 	}
+	return encode(b.stateSince(has))
+}
+
+// stateSince returns what has changed since a revision, or everything if it is 0. The caller holds the lock.
+func (b *Board) stateSince(has uint64) map[string]any {
+	complete := has == 0
 	state := map[string]any{
 		"revision": fmt.Sprintf("%s.%d", b.process, b.revision), "complete": complete, "time": b.refreshed.UnixMilli(), "status": b.status,
 		"samples": b.history.after(has),

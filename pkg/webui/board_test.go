@@ -90,6 +90,21 @@ func TestRevisionsOfProcess(t *testing.T) {
 	}
 }
 
+// Viewers that ask for everything at the same time share one answer: after a restart all ask at once, and the extender's memory is limited.
+func TestCompleteStateIsShared(t *testing.T) {
+	s := start(t, nil)
+	s.ledger.SetNode("n0", spec(16))
+	await.True(t, "one answer for two viewers", func() bool { // A second can begin between the two.
+		a, b := s.board.State(""), s.board.State("of-another-process.7")
+		return &a[0] == &b[0]
+	})
+	s.refresh()
+	s.ledger.SetNode("n1", spec(16))
+	if got := s.data(); len(got.Nodes) != 2 {
+		t.Errorf("%d nodes, want both", len(got.Nodes))
+	}
+}
+
 // A replica that doesn't lead says so, and forgets the groups that it knew.
 func TestNoGroups(t *testing.T) {
 	s := start(t, nil)
