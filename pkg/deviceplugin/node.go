@@ -41,14 +41,18 @@ type nodeKeeper struct {
 	wholeCards string
 	isolator   *isolator
 	slices     cache.SharedIndexInformer
-	// writes limits the writes, and contested how often it is reported that there are too many: two plugins with different configurations see each
-	// other's writes at once, and would write without end.
-	writes    *rate.Limiter
+	// last is the annotation that was written last. repeats limits how often it is written again, and contested how often another writer is
+	// reported. Only Run uses them.
+	last      string
+	repeats   *rate.Limiter
 	contested rate.Sometimes
 }
 
 // nodeRecheck is the interval at which the Node is checked even if no change was reported.
 const nodeRecheck = 30 * time.Second
+
+// manyRepeats is how often the inventory can be written again at once. More are likely due to something else than a delay of the watch.
+const manyRepeats = 5
 
 func newNodeKeeper(
 	client Client, name string, cards *cardState, recorder events.EventRecorder, isolator *isolator,
@@ -60,7 +64,7 @@ func newNodeKeeper(
 	k := &nodeKeeper{
 		client: client, name: name, cards: cards, events: recorder, isolator: isolator, informer: informer,
 		wake: background.NewSignal(), written: make(chan struct{}),
-		writes: rate.NewLimiter(rate.Every(time.Second), 10), contested: rate.Sometimes{Interval: time.Hour},
+		repeats: rate.NewLimiter(rate.Every(nodeRecheck), manyRepeats), contested: rate.Sometimes{Interval: time.Hour},
 	}
 	_, err = k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { k.wake.Raise() },
@@ -139,7 +143,7 @@ func (k *nodeKeeper) Run(ctx context.Context) error {
 	backoff := newBackoff()
 	for {
 		changed := k.cards.Get().Changed
-		delay, err := nodeRecheck, k.keep(ctx)
+		delay, err := k.keep(ctx)
 		if err != nil && ctx.Err() == nil {
 			delay = backoff.Step()
 			klog.FromContext(ctx).Error(err, "Could not update the node, trying again", "node", k.name, "delay", delay)
@@ -161,15 +165,15 @@ func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 10, Cap: 30 * time.Second}
 }
 
-// keep makes the write that the Node needs. Usually it needs none.
-func (k *nodeKeeper) keep(ctx context.Context) error {
+// keep makes the write that the Node needs, if it may be made now. Usually it needs none. It returns after how long to call keep again.
+func (k *nodeKeeper) keep(ctx context.Context) (time.Duration, error) {
 	node, err := k.node()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	k.isolator.SetNode(node)
 	if k.cards.Get().Problem != nil {
-		return nil // No inventory is written for cards that aren't offered.
+		return nodeRecheck, nil // No inventory is written for cards that aren't offered.
 	}
 	inventory, former := k.cards.Inventory(), k.Inventory()
 	keepHealthy(&inventory, former)
@@ -177,26 +181,34 @@ func (k *nodeKeeper) keep(ctx context.Context) error {
 	k.warnOfWholeCards(ctx, node, inventory.DRADriver)
 	annotation, err := inventory.Annotation()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	amounts := amounts(inventory.Cards)
 	if node.Annotations[protocol.AnnotationInventory] != annotation || !has(node.Status.Capacity, amounts) || !has(node.Status.Allocatable, amounts) {
-		if err := k.awaitWrite(ctx); err != nil {
-			return err
+		if pause := k.pause(ctx, annotation); pause > 0 {
+			return pause, nil
 		}
 		if err := patchCards(ctx, k.client, k.name, annotation, amounts); err != nil {
-			return fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
+			return 0, fmt.Errorf("writing the inventory and %s of node %s: %w", protocol.ResourceCount, k.name, err)
 		}
+		k.last = annotation
 	}
 	if !k.Written() {
 		close(k.written)
 	}
-	return nil
+	return nodeRecheck, nil
 }
 
-// awaitWrite waits until the Node may be written.
-func (k *nodeKeeper) awaitWrite(ctx context.Context) error {
-	if k.writes.Tokens() < 1 {
+// pause returns how long to wait before the annotation may be written. A new one needs no wait. One that was written before was undone: two
+// plugins with different configurations see each other's writes at once, and would write without end.
+func (k *nodeKeeper) pause(ctx context.Context, annotation string) time.Duration {
+	if annotation != k.last {
+		return 0
+	}
+	repeat := k.repeats.Reserve()
+	pause := repeat.Delay()
+	if pause > 0 {
+		repeat.Cancel()
 		k.contested.Do(func() {
 			klog.FromContext(ctx).Error(nil, "Another program changes the inventory or the amounts of this node again and again", "node", k.name)
 			k.events.Eventf(nodeReference(k.name), corev1.EventTypeWarning, eventContested,
@@ -204,7 +216,7 @@ func (k *nodeKeeper) awaitWrite(ctx context.Context) error {
 					"here, with another configuration: look for it with kubectl get pods -A --field-selector spec.nodeName=%s", k.name)
 		})
 	}
-	return k.writes.Wait(ctx)
+	return pause
 }
 
 // keepHealthy lists cards as healthy of which the kubelet doesn't have the devices yet, if they were in the former inventory: a
