@@ -281,6 +281,7 @@ func (p *Plugin) work(ctx context.Context) error {
 	group.Go(func() error { return p.configurator.Run(ctx) })
 	group.Go(func() error { return p.keepLimits(ctx) })
 	group.Go(func() error { return p.shareCards(ctx) })
+	group.Go(func() error { return p.checkMounts(ctx) })
 	group.Go(func() error {
 		defer end()
 		// The inventory must be on the Node before the kubelet reports memory: the extender schedules by the inventory.
