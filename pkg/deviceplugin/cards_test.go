@@ -34,13 +34,13 @@ func TestCardFailsAndRecovers(t *testing.T) {
 	}
 	p.SetCards(gpu.GiB, nil, nil, nil, "the driver is being updated")
 	k.awaitDevices(0, 32)
-	b.awaitEvent("GPUCardUnhealthy card 0 GPU-0: the driver is being updated")
+	b.awaitEvent("GPUCardUnhealthy card 0 GPU-0, 1 GPU-1: the driver is being updated")
 	if missing := p.missing(); !slices.Equal(missing, []string{"the driver is being updated"}) {
 		t.Errorf("without a driver readyz reports %q", missing)
 	}
 	p.SetCards(gpu.GiB, newCards(16, 16), nil, nil, "")
 	k.awaitDevices(32, 32)
-	b.awaitEvent("GPUCardHealthy card 0 GPU-0 can be used again")
+	b.awaitEvent("GPUCardHealthy card 0 GPU-0, 1 GPU-1 can be used again")
 	if missing := p.missing(); len(missing) > 0 {
 		t.Errorf("with a driver readyz reports %q", missing)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -90,7 +91,8 @@ func conditionOf(cards []gpu.Card, problem error) condition {
 
 type notice struct{ kind, reason, text string }
 
-// since returns the notices of the changes since before.
+// since returns the notices of the changes since before. Cards with the same reason share one: the driver can take all cards away, again and again, and the
+// client limits all Events of a node.
 func (c condition) since(before condition) []notice {
 	var out []notice
 	switch {
@@ -100,17 +102,22 @@ func (c condition) since(before condition) []notice {
 	default:
 		out = append(out, notice{corev1.EventTypeNormal, eventOffered, "the node's GPU memory is offered to the kubelet now"})
 	}
+	changed := map[string][]string{} // The names of cards, by what they are unhealthy for now.
 	for _, card := range c.cards {
 		var was gpu.Card
 		if i := slices.IndexFunc(before.cards, func(c gpu.Card) bool { return c.Index == card.Index }); i >= 0 {
 			was = before.cards[i]
 		}
-		switch name := strings.TrimSpace(fmt.Sprintf("card %d %s", card.Index, card.UUID)); {
-		case card.Unhealthy == was.Unhealthy:
-		case card.Healthy():
-			out = append(out, notice{corev1.EventTypeNormal, eventHealthy, name + " can be used again"})
+		if card.Unhealthy != was.Unhealthy {
+			changed[card.Unhealthy] = append(changed[card.Unhealthy], strings.TrimSpace(fmt.Sprintf("%d %s", card.Index, card.UUID)))
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(changed)) {
+		switch names := "card " + strings.Join(changed[reason], ", "); reason {
+		case "":
+			out = append(out, notice{corev1.EventTypeNormal, eventHealthy, names + " can be used again"})
 		default:
-			out = append(out, notice{corev1.EventTypeWarning, eventUnhealthy, name + ": " + card.Unhealthy})
+			out = append(out, notice{corev1.EventTypeWarning, eventUnhealthy, names + ": " + reason})
 		}
 	}
 	return out

@@ -34,7 +34,10 @@ func TestConditionSince(t *testing.T) {
 		"still unhealthy":          {unhealthy("", "Xid 79"), unhealthy("", "Xid 79"), nil},
 		"another reason":           {unhealthy("", "Xid 79"), unhealthy("", "Xid 48"), []string{"Warning GPUCardUnhealthy card 1 GPU-1: Xid 48"}},
 		"one fails, one recovers": {unhealthy("", "Xid 79"), unhealthy("Xid 48", ""), []string{
-			"Warning GPUCardUnhealthy card 0 GPU-0: Xid 48", "Normal GPUCardHealthy card 1 GPU-1 can be used again",
+			"Normal GPUCardHealthy card 1 GPU-1 can be used again", "Warning GPUCardUnhealthy card 0 GPU-0: Xid 48",
+		}},
+		"cards with one reason share an Event": {unhealthy("", "Xid 79", ""), unhealthy("the driver is away", "Xid 79", "the driver is away"), []string{
+			"Warning GPUCardUnhealthy card 0 GPU-0, 2 GPU-2: the driver is away",
 		}},
 		"not offered": {unhealthy(""), conditionOf(newCards(1), errors.New("too many")), []string{"Warning GPUCardNotOffered too many"}},
 		"offered again": {conditionOf(newCards(1), errors.New("too many")), unhealthy(""), []string{
