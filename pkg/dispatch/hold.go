@@ -82,7 +82,7 @@ func (m *Manager) newHolds(present *Search, plan reclaim.Plan) (holds []*hold, w
 	}
 	for _, s := range plan.Served {
 		h := &hold{
-			tenantKind: tenantKind{tenant: s.Tenant}, itemID: s.Item.ID,
+			tenantKind: tenantKind{tenant: s.Tenant}, itemID: s.ID,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
 		}
 		for j, place := range s.Places {

@@ -2,6 +2,7 @@ package reasons
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -25,9 +26,7 @@ func TestTextsRoundTrip(t *testing.T) {
 		insufficientMemory: Full, insufficientCores: Full, AwaitsTurn: WaitsForTurn, Reserved.TextFor(one, "default/train.v1"): Reserved,
 		"node(s) had untolerated taint {a: b}": NoNode, GroupNoRoom.Text(): WaitsForGroup,
 	}
-	for text, r := range byText {
-		texts[text] = r
-	}
+	maps.Copy(texts, byText)
 	for text, reason := range texts {
 		want := Rejection{"1 Insufficient cpu, 2 " + text, []Part{{1, "Insufficient cpu", OtherConstraint}, {2, text, reason}}, "1 Insufficient cpu"}
 		if reason == WaitsForTurn {
