@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -59,6 +60,22 @@ func TestDisplacerKeepsPlace(t *testing.T) {
 			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
 		}))
 	}
+}
+
+// A member that is more than its group needs, and whose bind is in flight, is evicted like a single pod: nothing retries a preemptor that waits for it.
+func TestPreemptSurplusMember(t *testing.T) {
+	bubble(func(t *testing.T) {
+		surplus := member(gangSize, gangSize)
+		g := startGang(t, GangOptions{}, surplus)
+		g.startBinds(t.Context(), 0, 1, 2)
+		g.wantEnds(3, nil)
+		g.awaitState(gang.PhaseRunning)
+		proposal := []gpu.PodUID{"uid-job-0", "uid-job-1", "uid-job-2", gpu.PodUID(surplus.UID)}
+		got, err := g.Preempt(t.Context(), fake.Pod("single", 16, fake.Priority(5)), map[string]preemption.Victims{"n1": {Pods: proposal}})
+		if err != nil || len(got["n1"].Pods) == 0 {
+			t.Errorf("no victims: %v, %v", got, err)
+		}
+	})(t)
 }
 
 // TestLeavingPodIsForOthers: what a pod of lower priority leaves isn't kept for a member of a group that can't be placed now.

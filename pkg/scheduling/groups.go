@@ -128,10 +128,10 @@ func (g *groups) incomplete(pod *clustercache.PodInfo) bool {
 	return !whole
 }
 
-// isPending reports whether the pod is a member of a gang and isn't bound. kube-scheduler counts it on its node while its bind is held.
+// isPending reports whether the pod is a member of a gang that isn't whole, and isn't bound. kube-scheduler counts it on its node while its bind is held.
 func (g *groups) isPending(uid gpu.PodUID) bool {
 	pod, pending := g.cache.PendingPod(uid)
-	return pending && g.memberOf(pod) != nil
+	return pending && g.incomplete(pod)
 }
 
 // permit is what a bind needs.
