@@ -132,12 +132,17 @@ func (o *options) print(page page, err error) error {
 	return err
 }
 
-// watchPause is the least time between two readings with --watch. In a large cluster a list takes seconds: the pause is at least readingShare times
-// as long.
+// watchPause is the least time between two readings with --watch. In a large cluster a list takes seconds: the pause is readingShare times as long, up to
+// longestPause. With --usage a single node that doesn't answer takes usageTimeout, and must not make the others' figures old.
 const (
 	watchPause   = 2 * time.Second
 	readingShare = 10
+	longestPause = 30 * time.Second
 )
+
+func (o *options) pauseAfter(reading time.Duration) time.Duration {
+	return max(o.pause, min(readingShare*reading, longestPause))
+}
 
 // repeat prints the pages that next returns, each if it differs from the last one, until ctx ends. On terminals a page replaces the last one, elsewhere a
 // separator is between them. An error of the first call ends it. After a later one it tries again.
@@ -177,7 +182,7 @@ func (o *options) repeat(ctx context.Context, next func(context.Context) (page, 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(max(o.pause, readingShare*time.Since(begun))):
+		case <-time.After(o.pauseAfter(time.Since(begun))):
 		}
 	}
 }

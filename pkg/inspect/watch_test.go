@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +59,18 @@ func TestWatch(t *testing.T) {
 	interrupt()
 	if err := ended(); err != nil {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// A large cluster is read less often, and a node that doesn't answer doesn't stop a watch for minutes.
+func TestPauseAfter(t *testing.T) {
+	o := &options{pause: watchPause}
+	for reading, want := range map[time.Duration]time.Duration{
+		10 * time.Millisecond: watchPause, time.Second: 10 * time.Second, usageTimeout: longestPause,
+	} {
+		if got := o.pauseAfter(reading); got != want {
+			t.Errorf("after %v: %v, want %v", reading, got, want)
+		}
 	}
 }
 
