@@ -72,7 +72,7 @@ func TestTurnOfEachConstraint(t *testing.T) {
 			f.tick(20 * time.Millisecond)
 		}
 	}
-	for range 20 {
+	for range 30 {
 		f.tick(20 * time.Millisecond)
 	}
 	f.node("late0", "late", 4)

@@ -109,11 +109,11 @@ type Manager struct {
 	items map[string]*item
 	kinds map[unique.Handle[string]]*kind
 
-	// rounds counts the rounds, and roundAt is when the latest one was. unfinished are the tenants of which it has not tried all items that were due, with
-	// the number of the round since which that is so. changed is true if a pod or a tenant changed since.
+	// rounds counts the rounds, and roundAt is when the latest one was. unfinished are the tenants of which it has not tried all items that were due.
+	// changed is true if a pod or a tenant changed since.
 	rounds     uint64
 	roundAt    time.Time
-	unfinished map[string]uint64
+	unfinished map[string]unfinished
 	changed    bool
 	// checked is when dueStandings last did something.
 	checked  time.Time

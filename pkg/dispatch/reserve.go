@@ -10,8 +10,9 @@ import (
 )
 
 // maxSearches is the number of items of each tenant for which one round tries all nodes without success, because event handlers wait for the end of the
-// round. The next rounds try the others.
-const maxSearches = 32
+// round: an item with new constraints takes milliseconds in a large cluster. The next rounds try the others. Unfinished tenants share this number, so
+// that many of them take no longer, and all others together have twice as many.
+const maxSearches = 16
 
 // try reserves places for the pods of an item. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
 func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
@@ -30,16 +31,21 @@ func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 	}
 	var requests []ledger.Request
 	due := k.isDue(m.now)
-	if !due { // Since the latest attempt, only these nodes can have got room.
+	search := due && r.maySearch(it)
+	if !search && (!due || k.searchedIn > 0) { // Since the latest attempt, only these nodes can have got room.
 		requests = m.requestsOn(it, nodes)
-		due = len(it.pods) > 1 && len(requests) > 0 // Some of the pods may fit elsewhere.
+		if len(it.pods) > 1 && len(requests) > 0 { // Some of the pods may fit elsewhere.
+			due, search = true, r.maySearch(it)
+		}
 	}
-	if due {
-		if !r.maySearch(it) {
-			k.retryAt = time.Time{}
+	switch {
+	case search:
+		requests = m.requests(it)
+	case due:
+		k.retryAt = time.Time{}
+		if len(it.pods) > 1 || k.searchedIn == 0 {
 			return nil
 		}
-		requests = m.requests(it)
 	}
 	if len(requests) > 0 {
 		view := m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
@@ -50,8 +56,8 @@ func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 	}
 	k.failedIn = r.number
 	switch {
-	case due:
-		r.tenant(it.Tenant).searches++
+	case search:
+		r.countSearch(it.Tenant)
 		k.searchedIn = r.number
 		k.failEverywhere(m.Ledger.FitsEmpty(requests), m.now)
 	case k.obstacle == reasons.ObstacleNeverFits && len(requests) > 0 && m.Ledger.FitsEmpty(requests):
@@ -64,14 +70,23 @@ func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 // first try those that have not been tried since.
 func (r *round) maySearch(it *item) bool {
 	own := r.tenant(it.Tenant)
-	if since, unfinished := r.m.unfinished[it.Tenant]; unfinished && it.kind.searchedIn >= since {
+	former, behind := r.m.unfinished[it.Tenant]
+	if behind && it.kind.searchedIn >= former.since {
 		return false
 	}
-	if own.searches == maxSearches {
+	if own.waits || behind && own.searches == r.each || !behind && (own.searches == maxSearches || r.searches == 2*maxSearches) {
 		own.unfinished = true
 		return false
 	}
 	return true
+}
+
+// countSearch counts that all nodes were tried for an item of the tenant without success.
+func (r *round) countSearch(tenant string) {
+	r.tenant(tenant).searches++
+	if _, behind := r.m.unfinished[tenant]; !behind {
+		r.searches++
+	}
 }
 
 // requests returns what the ledger must place, on all nodes.

@@ -2,7 +2,9 @@ package dispatch
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
@@ -25,6 +27,15 @@ type round struct {
 	awaiting map[string]string
 	unseen   map[string]bool
 	tenants  map[string]*tenantRound
+	// searches counts the items of tenants that aren't unfinished for which all nodes were tried without success. each is the limit of one unfinished
+	// tenant.
+	searches, each int
+}
+
+// unfinished is how far the rounds are with the items of a tenant that are due.
+type unfinished struct {
+	// since is the number of the first round that has not tried them all, and latest that of the latest one that tried some; 0 if none did.
+	since, latest uint64
 }
 
 // sorted sorts the nodes, and drops those that are listed twice: of equally good nodes the ledger takes the first.
@@ -35,9 +46,10 @@ func sorted(nodes []string) []string {
 
 // tenantRound is what a round knows of a tenant.
 type tenantRound struct {
-	// searches counts the items for which all nodes were tried without success. unfinished is true if others were due.
-	searches   int
-	unfinished bool
+	// searches counts the items for which all nodes were tried without success. unfinished is true if others were due. waits is true if other tenants
+	// come first.
+	searches          int
+	unfinished, waits bool
 }
 
 // tenant returns what the round knows of the tenant.
@@ -58,11 +70,17 @@ func (m *Manager) makeRound(freed []string) {
 	r := m.newRound(freed)
 	r.grantInOrder()
 	former := m.unfinished
-	m.unfinished = map[string]uint64{}
+	m.unfinished = map[string]unfinished{}
 	for name, own := range r.tenants {
-		if own.unfinished {
-			m.unfinished[name] = cmp.Or(former[name], r.number)
+		if !own.unfinished {
+			continue
 		}
+		progress := former[name]
+		progress.since = cmp.Or(progress.since, r.number)
+		if own.searches > 0 {
+			progress.latest = r.number
+		}
+		m.unfinished[name] = progress
 	}
 }
 
@@ -72,6 +90,14 @@ func (m *Manager) newRound(freed []string) *round {
 		m: m, number: m.rounds, freed: sorted(freed),
 		open: map[string]int{}, awaiting: map[string]string{}, unseen: map[string]bool{}, tenants: map[string]*tenantRound{},
 	}
+	names := slices.SortedFunc(maps.Keys(m.unfinished), func(a, b string) int {
+		return cmp.Or(cmp.Compare(m.unfinished[a].latest, m.unfinished[b].latest), strings.Compare(a, b))
+	})
+	first := min(len(names), maxSearches) // Those whose latest search is the oldest.
+	for _, name := range names[first:] {
+		r.tenant(name).waits = true
+	}
+	r.each = maxSearches / max(first, 1)
 	for _, p := range m.charged {
 		r.open[p.countedFor]++
 	}

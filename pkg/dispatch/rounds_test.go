@@ -180,3 +180,48 @@ func TestFreedAndManyGroups(t *testing.T) {
 		}
 	}
 }
+
+// Many tenants wait with many kinds each. A round tries a bounded number of them, and each gets its turn.
+func TestRoundOfManyTenants(t *testing.T) {
+	const tenants, ofEach = 40, 40
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	for i := range tenants * ofEach {
+		name := fmt.Sprint("t", i%tenants)
+		f.SetNamespace(name, Namespace{Tenant: name})
+		f.unlike(fmt.Sprint(name, "/", i), 5)
+	}
+	for range tenants*ofEach/maxSearches + 20 {
+		f.tick(20 * time.Millisecond)
+		tried := 0
+		for _, it := range f.items {
+			if it.kind.searchedIn == f.rounds {
+				tried++
+			}
+		}
+		if tried > 3*maxSearches {
+			t.Fatalf("a round has tried all nodes for %d items", tried)
+		}
+	}
+	for _, it := range f.items {
+		if it.kind.searchedIn == 0 {
+			t.Fatalf("%s had no turn", it.ID)
+		}
+	}
+}
+
+// A tenant has so many kinds that its first item is due again before all others were tried. The item gets what is freed meanwhile.
+func TestFreedWhileOthersAreTried(t *testing.T) {
+	f := newFixture(t, []gpu.Memory{4}, nil)
+	f.pod("alice/has", 4, on("n0"))
+	f.unlike("alice/first", 4, age(-1))
+	for i := range manyKinds {
+		f.unlike(fmt.Sprint("alice/", i), 5)
+	}
+	for range manyKinds/maxSearches - 1 {
+		f.tick(300 * time.Millisecond)
+	}
+	want(t, "is due", true, f.items["pod alice/first alice/first"].kind.isDue(f.now))
+	f.delete("alice/has")
+	f.tick(300 * time.Millisecond)
+	want(t, "granted", []string{"alice/first"}, f.granted)
+}
