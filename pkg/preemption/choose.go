@@ -146,13 +146,15 @@ func (n Node) potentialVictims(cards []placement.Card, proposed bool) []*potenti
 	return pool
 }
 
-// markViolations marks the pods whose eviction would violate a budget if the whole pool were evicted. It counts the pods in the order in which
-// they are likely to be evicted: the pool backwards.
+// markViolations marks the pods whose eviction would violate a budget if the whole pool were evicted. It counts the pods
+// that must be evicted first, then the others in the order in which they are likely to be evicted: the pool backwards.
 func (n Node) markViolations(pool []*potentialVictim) {
 	allowed := slices.Clone(n.Budgets)
-	for _, c := range slices.Backward(pool) {
-		if !c.Terminating {
-			c.violates = spend(allowed, c.Budgets)
+	for _, must := range []bool{true, false} {
+		for _, c := range slices.Backward(pool) {
+			if c.MustEvict == must && !c.Terminating {
+				c.violates = spend(allowed, c.Budgets)
+			}
 		}
 	}
 }

@@ -105,6 +105,11 @@ func TestChoose(t *testing.T) {
 		"free memory of the card counts": {
 			node: node(16, []gpu.Memory{0, 0}, 0, on(0, 16, "a", proposed), on(1, 10, "b")), request: 16, want: uids{"b"},
 		},
+		"a pod that must be evicted uses the disruption of its budget": {
+			node: budgets(node(12, []gpu.Memory{0}, 0,
+				on(0, 4, "a", mustEvict, priority(1), budgeted(0)), on(0, 4, "c"), on(0, 4, "z", budgeted(0))), 0, 1),
+			request: 8, want: uids{"a", "c"},
+		},
 		"a card with a pod of higher priority can't be freed": {
 			node: node(16, []gpu.Memory{1, 0, 1}, 0, on(0, 15, "a", proposed), on(1, 16, "b"), on(2, 15, "c")), request: 16, want: uids{"b"},
 		},
