@@ -76,7 +76,7 @@ func (m *Manager) Reclaimed(s *Search, until time.Time) {
 	held := map[tenantKind]bool{}
 	for _, h := range m.reclaims.holds {
 		if h.isMaking() {
-			h.ends, held[h.tenantKind] = until, m.itemOf(h) != nil
+			h.ends, held[h.tenantKind] = until, held[h.tenantKind] || m.itemOf(h) != nil
 		}
 	}
 	for _, kind := range s.kinds {

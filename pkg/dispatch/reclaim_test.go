@@ -13,6 +13,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
 	"github.com/gpushare/gpushare/pkg/reasons"
+	"github.com/gpushare/gpushare/pkg/reclaim"
 )
 
 const after, minRuntime = 5 * time.Minute, 10 * time.Minute
@@ -221,6 +222,27 @@ func TestReclaimHold(t *testing.T) {
 			want(t, "evictions", tc.evicted, len(f.evicted))
 			want(t, "without success", tc.failed, f.failed)
 		})
+	}
+}
+
+// One of two equal items for which pods are evicted is deleted meanwhile. The other one still has its places, so their kind doesn't pause.
+func TestReclaimOfEqualItems(t *testing.T) {
+	for range 20 { // The order of the holds is random.
+		f := newReclaimFixture(t, 8)
+		f.pod("alice/1", 1)
+		f.pod("alice/2", 1)
+		var search *Search
+		for search == nil {
+			f.now = f.now.Add(time.Second)
+			f.Tick(f.now)
+			search = f.TakeEffects().Reclaim
+		}
+		plan, _ := reclaim.Choose(search.Need(), f.cluster())
+		want(t, "the plan is right", true, f.Hold(search, plan))
+		want(t, "holds", 2, len(f.reclaims.holds))
+		f.delete("alice/1")
+		f.Reclaimed(search, f.now.Add(roundLasts))
+		want(t, "pauses", 0, len(f.reclaims.pauses))
 	}
 }
 
