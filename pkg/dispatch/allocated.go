@@ -6,7 +6,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// allocatedPod is what shares and evictions depend on of a pod that has memory. It is a copy, so it can be read without the Manager's lock.
+// allocatedPod is what shares and evictions depend on of a pod that has memory: it is bound and hasn't ended, or it has a charge. An
+// allocatedPod is never changed. A change of the pod replaces it, so a list of them can be read without the Manager's lock.
 type allocatedPod struct {
 	*Pod
 	account
@@ -33,16 +34,11 @@ func (p *allocatedPod) startedAt(since time.Time) time.Time {
 	return since.Add(-max(since.Sub(p.Bound), 0))
 }
 
-// hasMemory reports whether the pod is bound and hasn't ended, or has a charge.
-func (p *pod) hasMemory() bool { return p.Node != "" && !p.Ended || p.charged() }
-
-// allocatedPods returns the pods that have memory.
-func (m *Manager) allocatedPods() []allocatedPod {
-	out := make([]allocatedPod, 0, len(m.pods))
-	for _, p := range m.pods {
-		if p.hasMemory() {
-			out = append(out, allocatedPod{p.Pod, p.account})
-		}
+// updateAllocated updates what is known of the memory of a pod.
+func (m *Manager) updateAllocated(p *pod) {
+	if p.Node != "" && !p.Ended || p.charged() {
+		m.allocated[p.UID] = &allocatedPod{p.Pod, p.account}
+	} else {
+		delete(m.allocated, p.UID)
 	}
-	return out
 }

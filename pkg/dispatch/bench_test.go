@@ -160,7 +160,7 @@ func BenchmarkTurns(b *testing.B) {
 	var longest longestHold
 	for b.Loop() {
 		var s *standings
-		longest.of(func() { _, s = m.waitingTurns() })
+		longest.of(func() { _, _, s = m.waitingTurns() })
 		m.setShares(s)
 	}
 	longest.report(b)

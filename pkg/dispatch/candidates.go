@@ -23,8 +23,7 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 			candidates = append(candidates, c)
 		}
 	}
-	for i := range s.allocated {
-		p := &s.allocated[i]
+	for _, p := range s.allocated {
 		inGroup := p.Group != (gang.Key{})
 		if inGroup && (p.Node == "" || p.Priority >= cutoff) { // A member isn't bound yet, or needs no turn.
 			spared[p.Group] = true
@@ -71,8 +70,7 @@ func victims(tenants map[string]reclaim.Tenant, candidates []reclaim.Victim) []r
 // excess returns the memory and the share of each tenant, and how much memory of its bound pods can be evicted.
 func (s *Search) excess() map[string]reclaim.Tenant {
 	running, out := map[string]gpu.Memory{}, map[string]reclaim.Tenant{}
-	for i := range s.allocated {
-		p := &s.allocated[i]
+	for _, p := range s.allocated {
 		if s.counts(p) {
 			running[p.countedFor] = running[p.countedFor].Add(p.counted)
 		}

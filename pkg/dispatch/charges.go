@@ -34,6 +34,7 @@ func (m *Manager) grantItem(it *item, places []ledger.ChosenNode) {
 		m.leaveGroup(p)
 		p.counted, p.countedFor = p.Request, it.Tenant
 		m.charged[p.UID] = p
+		m.updateAllocated(p)
 		m.updateAdmitted(p)
 		m.refreshGate(p)
 		m.effects.Requeue = m.effects.Requeue || m.gated[p.UID] == nil

@@ -98,9 +98,11 @@ type Manager struct {
 	pods        map[gpu.PodUID]*pod
 	inNamespace map[string]map[gpu.PodUID]*pod
 	members     map[gang.Key]map[gpu.PodUID]*pod
-	// charged are the pods with a charge, of which none is known to be bound; gated those whose gate is to be opened.
-	charged map[gpu.PodUID]*pod
-	gated   map[gpu.PodUID]*pod
+	// charged are the pods with a charge, of which none is known to be bound; gated those whose gate is to be opened; allocated those that have
+	// memory.
+	charged   map[gpu.PodUID]*pod
+	gated     map[gpu.PodUID]*pod
+	allocated map[gpu.PodUID]*allocatedPod
 	// kept is the memory that is kept for tenants, the oldest first. ended is the memory of pods that have ended since the latest round.
 	kept, ended []*kept
 
@@ -125,7 +127,7 @@ func New(o Options) *Manager {
 	return &Manager{
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
-		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{},
+		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
 		items: map[string]*item{}, kinds: map[unique.Handle[string]]*kind{}, reclaims: newReclaims(),
 	}
 }

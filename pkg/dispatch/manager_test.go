@@ -405,7 +405,7 @@ func TestFaults(t *testing.T) {
 			places = append(places, f.placesOn(node.Name)...)
 		}
 		if n := allocations(f); n > 0 || f.reclaims.search != nil || len(f.reclaims.holds) > 0 ||
-			len(f.charged)+len(f.items)+len(f.members)+len(f.gated)+len(places)+len(f.knownAdmitted())+len(f.inNamespace)+len(f.allocatedPods())+len(f.kept) > 0 {
+			len(f.charged)+len(f.items)+len(f.members)+len(f.gated)+len(places)+len(f.knownAdmitted())+len(f.inNamespace)+len(f.Manager.allocated)+len(f.kept) > 0 {
 			t.Fatalf("seed %d: something is left: %d allocations, charged %v, items %v, members %v, gated %v, places %v", seed, n, f.charged, f.items, f.members, f.gated, places)
 		}
 	}

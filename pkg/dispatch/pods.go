@@ -106,6 +106,7 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 	if len(m.inNamespace[p.Namespace]) == 0 {
 		delete(m.inNamespace, p.Namespace)
 	}
+	delete(m.allocated, uid)
 	m.admitted.Delete(uid)
 	if _, known := m.namespaces[p.Namespace]; !known {
 		m.setTerms(tenant) // The last pod of a namespace that is gone already.
@@ -117,10 +118,11 @@ func (m *Manager) RemovePod(uid gpu.PodUID) {
 // and the item in which it waits. The pod must be in no item.
 func (m *Manager) refresh(p *pod) {
 	amount := gpu.Memory(0)
-	if p.hasMemory() {
+	if p.Node != "" && !p.Ended || p.charged() {
 		amount = p.Request
 	}
 	m.count(p, amount)
+	m.updateAllocated(p)
 	m.refreshGate(p)
 	if m.awaitsTurn(p) {
 		m.enlist(p)

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"unique"
 
@@ -52,7 +53,7 @@ type standings struct {
 	// held is the memory of the places that are held for each tenant.
 	held map[string]gpu.Memory
 	// allocated are the pods that have memory.
-	allocated []allocatedPod
+	allocated []*allocatedPod
 	// regions are those for which setShares has computed the shares.
 	regions *regions
 }
@@ -67,7 +68,7 @@ type demander struct {
 func (m *Manager) takeStandings() *standings {
 	out := &standings{
 		tenants: []Tenant{}, demanded: map[demander]gpu.Memory{}, held: map[string]gpu.Memory{},
-		allocated: m.allocatedPods(),
+		allocated: slices.AppendSeq(make([]*allocatedPod, 0, len(m.allocated)), maps.Values(m.allocated)),
 	}
 	for _, h := range m.reclaims.holds {
 		out.held[h.tenant] = out.held[h.tenant].Add(h.memory)
@@ -135,41 +136,44 @@ func (t Tenant) Reason() string {
 
 // Turns returns the turns of all pods that wait for one; none if this process isn't the leader.
 func (m *Manager) Turns() map[gpu.PodUID]reasons.Turn {
-	turns, s := m.waitingTurns()
+	turns, waiting, s := m.waitingTurns()
 	if s == nil {
-		return nil
+		return turns
 	}
 	m.setShares(s)
-	tenants := map[string]Tenant{}
-	for _, t := range s.tenants {
-		tenants[t.Name] = t
-	}
-	for uid, turn := range turns {
-		if turn.Obstacle != reasons.ObstacleGateStuck && turn.Obstacle != reasons.ObstacleIncomplete {
-			t := tenants[turn.Tenant]
-			turn.Share, turn.Allocated, turn.Before = t.Share, t.Allocated, t.Before
-			turns[uid] = turn
-		}
+	for _, w := range waiting {
+		t := s.tenants[w.tenant]
+		turns[w.pod.UID] = reasons.Turn{Tenant: t.Name, Share: t.Share, Allocated: t.Allocated, Before: t.Before, Obstacle: w.obstacle}
 	}
 	return turns
 }
 
-// waitingTurns returns the tenants and obstacles of the pods that wait, and the state of the tenants; nil if this process isn't the leader.
-func (m *Manager) waitingTurns() (map[gpu.PodUID]reasons.Turn, *standings) {
+// waitingTurn is a pod that waits for its turn. tenant is the position of its tenant.
+type waitingTurn struct {
+	pod      *Pod
+	tenant   int
+	obstacle reasons.Obstacle
+}
+
+// waitingTurns returns the pods that wait for their turn, the state of the tenants, and the turns of pods that wait for something else. They are nil if
+// this process isn't the leader.
+func (m *Manager) waitingTurns() (turns map[gpu.PodUID]reasons.Turn, waiting []waitingTurn, s *standings) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.leading {
-		return nil, nil
+		return nil, nil, nil
 	}
-	turns := map[gpu.PodUID]reasons.Turn{}
+	turns, waiting, s = map[gpu.PodUID]reasons.Turn{}, make([]waitingTurn, 0, len(m.pods)-len(m.allocated)), m.takeStandings()
+	for i, items := range s.items {
+		for _, it := range items {
+			for _, p := range it.pods {
+				waiting = append(waiting, waitingTurn{p.Pod, i, m.shownObstacle(it)})
+			}
+		}
+	}
 	for uid, p := range m.gated {
 		if !p.gateRetry.IsZero() {
 			turns[uid] = reasons.Turn{Tenant: m.namespaces[p.Namespace].Tenant, Obstacle: reasons.ObstacleGateStuck}
-		}
-	}
-	for _, it := range m.items {
-		for _, p := range it.pods {
-			turns[p.UID] = reasons.Turn{Tenant: it.Tenant, Obstacle: m.shownObstacle(it)}
 		}
 	}
 	for _, members := range m.members {
@@ -179,7 +183,7 @@ func (m *Manager) waitingTurns() (map[gpu.PodUID]reasons.Turn, *standings) {
 			}
 		}
 	}
-	return turns, m.takeStandings()
+	return turns, waiting, s
 }
 
 // DefaultPriorityCutoff is the default of TurnRules.PriorityCutoff: the priority of the class system-cluster-critical.
