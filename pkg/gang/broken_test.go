@@ -206,13 +206,6 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.createMany(2, "job", 4, 16, "t")
 		s.wantPhase(PhasePending)
 	})
-	t.Run("a pod of a larger number comes: the bound members' number counts", func(t *testing.T) {
-		s := newBrokenScene(t, false)
-		s.create("job", 8, 16, "t")
-		s.settle()
-		s.wantNoEviction()
-		s.wantPhase(PhaseRunning)
-	})
 	t.Run("every second read is answered: the patience takes twice as long", func(t *testing.T) {
 		s := newBrokenScene(t, false)
 		answer, n := s.answer, 0

@@ -8,8 +8,8 @@ import (
 // tally counts the members of a run. The cost of a change doesn't depend on the number of members.
 type tally struct {
 	counts [categories]int
-	// sizes counts the members that exist by the size that they name, boundSizes the bound ones.
-	sizes, boundSizes map[int]int
+	// sizes counts the members that exist by the size that they name.
+	sizes map[int]int
 	// priorities counts pending and bound members by priority.
 	priorities map[int32]int
 	// live counts pending and bound members by controller, and done those that have succeeded.
@@ -19,9 +19,7 @@ type tally struct {
 }
 
 func newTally() tally {
-	return tally{
-		sizes: map[int]int{}, boundSizes: map[int]int{}, priorities: map[int32]int{}, live: map[string]int{}, done: map[string]int{},
-	}
+	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, live: map[string]int{}, done: map[string]int{}}
 }
 
 // add counts a member n times; n is 1, or -1 for a member that counted before.
@@ -33,9 +31,6 @@ func (t *tally) add(m *member, n int) {
 	}
 	if what != other && what != succeeded && m.Size > 0 {
 		addTo(t.sizes, m.Size, n)
-		if what == bound {
-			addTo(t.boundSizes, m.Size, n)
-		}
 	}
 	switch what {
 	case pending, bound:
@@ -53,14 +48,9 @@ func addTo[K comparable](counts map[K]int, key K, n int) {
 	}
 }
 
-// size returns how many members must be bound together: the largest number that a member names, 0 if none does. Once members are bound, theirs count
-// alone: a pod that comes later and names a larger number doesn't make them a broken group.
+// size returns how many members must be bound together: the largest number that a member names, 0 if none does.
 func (t *tally) size() (size int) {
-	sizes := t.sizes
-	if len(t.boundSizes) > 0 {
-		sizes = t.boundSizes
-	}
-	for named := range sizes {
+	for named := range t.sizes {
 		size = max(size, named)
 	}
 	return size

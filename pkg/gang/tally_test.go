@@ -9,17 +9,14 @@ import (
 // recount counts members from scratch, in what a run reads of its tally.
 func recount(members map[int]*member) map[string]any {
 	counts, priorities, live := [categories]int{}, map[int32]bool{}, map[string]bool{}
-	var size, boundSize, marked, completed int
+	var size, marked, completed int
 	for _, m := range members {
 		counts[m.counted]++
 		if m.MarkedWhole {
 			marked++
 		}
-		if m.counted != other && m.counted != succeeded {
+		if m.counted != other && m.counted != succeeded && m.Size > 0 {
 			size = max(size, m.Size)
-		}
-		if m.counted == bound {
-			boundSize = max(boundSize, m.Size)
 		}
 		if m.counted == pending || m.counted == bound {
 			priorities[m.Priority], live[m.Controller] = true, true
@@ -29,9 +26,6 @@ func recount(members map[int]*member) map[string]any {
 		if m.counted == succeeded && live[m.Controller] {
 			completed++
 		}
-	}
-	if boundSize > 0 {
-		size = boundSize
 	}
 	lowest, known := int32(0), false
 	for p := range priorities {
