@@ -266,7 +266,7 @@ func (r *run) lostMembers() bool {
 			}
 		}
 	}
-	existed, last := r.counts[bound]+r.completed(), r.lastBound()
+	existed, last := r.counts[bound]+r.counts[succeeded], r.lastBound()
 	for _, m := range r.members {
 		switch {
 		case m.counted != pending:

@@ -52,9 +52,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		return FilterResult{Alone: true}
 	case m.problem() != "":
 		if _, exists := mgr.podGroups[m.Gang]; exists || !m.Gang.Native { // The watch may report the pod before its PodGroup.
-			reported := func(o *member) bool { return o == m || o.problem() != "" && o.awaitsBind() }
-			first := r.ordered()[slices.IndexFunc(r.ordered(), reported)]
-			mgr.recordEvent(r, true, EventInvalid, "Pod "+first.Name+" can't be counted as a member: "+first.problem()) // One Event, whichever is tried.
+			mgr.recordEvent(r, true, EventInvalid, "Pod "+m.Name+" can't be counted as a member: "+m.problem())
 		}
 		return FilterResult{Reason: reasons.GroupInvalid(m.problem())}
 	case r.phase == PhaseEvicting:

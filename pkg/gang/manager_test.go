@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/gpushare/gpushare/test/check"
 )
 
 // TestSizeChange changes the size while binds are held.
@@ -164,22 +162,6 @@ func TestEventIncomplete(t *testing.T) {
 	if n := incompleteEvents(s); n != 1 {
 		t.Errorf("events: %q", s.events)
 	}
-}
-
-// TestEventInvalid: of several invalid members one Event names the first, and another one the next when that one is correct.
-func TestEventInvalid(t *testing.T) {
-	s := newFixture(t)
-	wrong := func(m *Member) { m.Problem = "its number is none" }
-	first := s.add(Member{Gang: Key{Namespace: "default", Name: "job"}}, wrong)
-	s.add(Member{Gang: Key{Namespace: "default", Name: "job"}}, wrong)
-	for range 3 {
-		s.tryAll()
-	}
-	check.Equal(t, "Events", []string{"GangInvalid: Pod pod-00001 can't be counted as a member: its number is none"}, s.events)
-	first.Problem = ""
-	s.report(first)
-	s.tryAll()
-	check.Equal(t, "the number of Events", 2, len(s.events))
 }
 
 // TestEventIneligibleMembers: members that exist but can't be placed don't count. The Event must not ask to create

@@ -68,7 +68,6 @@ func (r *run) needed() *needs {
 }
 
 // completeController returns the controller that was the first to have all members that the run needs: so it stays the same when others have theirs.
-// One of which members have completed comes first: the run is its own.
 // If two jobs have the same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and
 // whether several have members that can be placed.
 func (r *run) completeController() (controller string, several bool) {
@@ -79,8 +78,7 @@ func (r *run) completeController() (controller string, several bool) {
 	for _, m := range r.ordered() {
 		if m.counted == pending {
 			members[m.Controller]++
-			enough := members[m.Controller]+r.done[m.Controller] >= r.size()
-			if enough && (controller == "" || r.done[controller] < r.done[m.Controller]) {
+			if controller == "" && members[m.Controller] == r.size() {
 				controller = m.Controller
 			}
 		}

@@ -44,7 +44,7 @@ func TestReports(t *testing.T) {
 	}
 	want := []Report{
 		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), WaitsSince: begin.Add(2 * time.Second)}),
-		report("ended", Report{ID: "1", Phase: PhaseRunning, Since: begin}),
+		report("ended", Report{ID: "1", Phase: PhaseRunning, Counted: 1, Since: begin}),
 		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), WaitsSince: begin}),
 		report("invalid", Report{Size: 4, Counted: 1, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupIncomplete(1, 4).Ineligible(1), Problem: "b: its size is no number", WaitsSince: begin}),
 		report("planned", Report{Phase: PhasePlanned, Size: 2, Counted: 2, Pending: []string{"a", "b"}, Memory: 16, Reason: reasons.GroupArriving(0, 2), WaitsSince: begin}),

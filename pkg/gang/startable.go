@@ -56,7 +56,7 @@ func (mgr *Manager) Surplus(key Key) (surplus []gpu.PodUID) {
 	for _, r := range mgr.groups[key] {
 		n := r.counts[bound]
 		if !mgr.placesAlone(key) && len(r.sizes) > 0 {
-			n += r.completed() - slices.Min(slices.Collect(maps.Keys(r.sizes)))
+			n += r.counts[succeeded] - slices.Min(slices.Collect(maps.Keys(r.sizes)))
 		}
 		if r.phase != PhaseRunning || n <= 0 {
 			continue

@@ -12,15 +12,11 @@ type tally struct {
 	sizes map[int]int
 	// priorities counts pending and bound members by priority.
 	priorities map[int32]int
-	// live counts pending and bound members by controller, and done those that have succeeded.
-	live, done map[string]int
 	// marked counts the members that mark the run as whole.
 	marked int
 }
 
-func newTally() tally {
-	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, live: map[string]int{}, done: map[string]int{}}
-}
+func newTally() tally { return tally{sizes: map[int]int{}, priorities: map[int32]int{}} }
 
 // add counts a member n times; n is 1, or -1 for a member that counted before.
 func (t *tally) add(m *member, n int) {
@@ -32,12 +28,8 @@ func (t *tally) add(m *member, n int) {
 	if what != other && what != succeeded && m.Size > 0 {
 		addTo(t.sizes, m.Size, n)
 	}
-	switch what {
-	case pending, bound:
+	if what == pending || what == bound {
 		addTo(t.priorities, m.Priority, n)
-		addTo(t.live, m.Controller, n)
-	case succeeded:
-		addTo(t.done, m.Controller, n)
 	}
 }
 
@@ -56,25 +48,14 @@ func (t *tally) size() (size int) {
 	return size
 }
 
-// completed counts the members that have succeeded and count toward the run: a pod of their controller is pending or bound. The others are of a job
-// that is over, and another job can have the same group name.
-func (t *tally) completed() (n int) {
-	for controller, done := range t.done {
-		if t.live[controller] > 0 {
-			n += done
-		}
-	}
-	return n
-}
-
-// existing counts the members that are pending or bound, or are completed.
-func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.completed() }
+// existing counts the members that are pending or bound, or have succeeded.
+func (t *tally) existing() int { return t.counts[pending] + t.counts[bound] + t.counts[succeeded] }
 
 // unbound counts the members that could be bound.
 func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] }
 
 // lacking is how many pending members must be bound together.
-func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.completed() }
+func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.counts[succeeded] }
 
 // enough reports whether the members that must be bound together exist.
 func (t *tally) enough() bool {

@@ -8,8 +8,8 @@ import (
 
 // recount counts members from scratch, in what a run reads of its tally.
 func recount(members map[int]*member) map[string]any {
-	counts, priorities, live := [categories]int{}, map[int32]bool{}, map[string]bool{}
-	var size, marked, completed int
+	counts, priorities := [categories]int{}, map[int32]bool{}
+	var size, marked int
 	for _, m := range members {
 		counts[m.counted]++
 		if m.MarkedWhole {
@@ -19,12 +19,7 @@ func recount(members map[int]*member) map[string]any {
 			size = max(size, m.Size)
 		}
 		if m.counted == pending || m.counted == bound {
-			priorities[m.Priority], live[m.Controller] = true, true
-		}
-	}
-	for _, m := range members {
-		if m.counted == succeeded && live[m.Controller] {
-			completed++
+			priorities[m.Priority] = true
 		}
 	}
 	lowest, known := int32(0), false
@@ -34,15 +29,14 @@ func recount(members map[int]*member) map[string]any {
 		}
 	}
 	return map[string]any{
-		"counts": counts, "size": size, "marked": marked, "priority": lowest, "completed": completed,
-		"whole": marked > 0 || size > 0 && counts[bound]+completed >= size,
+		"counts": counts, "size": size, "marked": marked, "priority": lowest,
+		"whole": marked > 0 || size > 0 && counts[bound]+counts[succeeded] >= size,
 	}
 }
 
 func (t *tally) summary() map[string]any {
 	return map[string]any{
-		"counts": t.counts, "size": t.size(), "marked": t.marked, "priority": t.priority(), "completed": t.completed(),
-		"whole": t.whole(),
+		"counts": t.counts, "size": t.size(), "marked": t.marked, "priority": t.priority(), "whole": t.whole(),
 	}
 }
 

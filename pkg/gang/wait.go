@@ -282,7 +282,7 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:
-		return reasons.GroupBroken(r.counts[bound]+r.completed(), r.size()).Because(r.waitsFor)
+		return reasons.GroupBroken(r.counts[bound]+r.counts[succeeded], r.size()).Because(r.waitsFor)
 	case PhaseEvicting:
 		return reasons.GroupEvicting
 	}
