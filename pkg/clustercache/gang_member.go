@@ -14,14 +14,12 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// memberOf returns the pod as a member of its gang, or nil if it names no group or asks for no cards. A native group has no size here: its PodGroup
+// memberOf returns the pod as a member of its gang, or nil if it names no group. A native group has no size here: its PodGroup
 // says it. problem is why the pod gets no node; nil if it can get one.
 func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 	podGroup := protocol.PodGroupName(pod)
 	key, group, err := gang.Key{Namespace: pod.Namespace, Name: podGroup, Native: true}, protocol.Group{}, error(nil)
 	switch {
-	case !protocol.RequestsCards(pod):
-		return nil
 	case protocol.InGroup(pod):
 		group, err = protocol.GroupOf(pod)
 		key = gang.Key{Namespace: pod.Namespace, Name: group.Name}
@@ -35,7 +33,8 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
 		Ended:       protocol.Terminal(pod), Succeeded: pod.Status.Phase == corev1.PodSucceeded,
 		Scheduler: pod.Spec.SchedulerName, GatedOtherwise: slices.ContainsFunc(pod.Spec.SchedulingGates, foreign),
-		Gated: slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
+		Gated:    slices.ContainsFunc(pod.Spec.SchedulingGates, ofFairShare),
+		Cardless: !protocol.RequestsCards(pod),
 	}
 	if err != nil {
 		m.Problem, m.Size = err.Error(), 0
@@ -43,7 +42,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		m.Problem = problem.Error() // It would hold up a plan of the others.
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
-		m.Controller = ownerOf(owner, pod.Labels).ID()
+		m.Controller, m.Kind = ownerOf(owner, pod.Labels).ID(), owner.Kind
 	}
 	for i := range pod.Status.Conditions {
 		switch condition := &pod.Status.Conditions[i]; {

@@ -210,9 +210,9 @@ func TestGangMember(t *testing.T) {
 		"an invalid size": {[]fake.PodEdit{inGroup("x")}, func(m *gang.Member) {
 			m.Size, m.Problem = 0, protocol.ErrGroupSize.Error()+": label pod-group.scheduling.sigs.k8s.io/min-available is \"x\""
 		}},
-		"owned by a controller":                {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller = "owner" }},
-		"of a Deployment":                      {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller = "Deployment serve-v2" }},
-		"of a ReplicaSet without a Deployment": {[]fake.PodEdit{ofReplicaSet}, func(m *gang.Member) { m.Controller = "owner" }},
+		"owned by a controller":                {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "Job" }},
+		"of a Deployment":                      {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller, m.Kind = "Deployment serve-v2", "ReplicaSet" }},
+		"of a ReplicaSet without a Deployment": {[]fake.PodEdit{ofReplicaSet}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "ReplicaSet" }},
 		"of a LeaderWorkerSet":                 {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.LeaderWorkerSet = "job/2f1a", true }},
 		"bound":                                {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
 		"bound, the time is unknown":           {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
@@ -224,6 +224,7 @@ func TestGangMember(t *testing.T) {
 		"bound before the others":              {[]fake.PodEdit{fake.Bound("n1", 0), marked("false")}, func(m *gang.Member) { m.Node = "n1" }},
 		"with a copied mark":                   {[]fake.PodEdit{marked("true")}, func(*gang.Member) {}},
 		"it asks for whole cards":              {[]fake.PodEdit{limits(fake.Amount(protocol.ResourceWholeCard, 1))}, func(m *gang.Member) { m.Request = 0 }},
+		"it asks for neither":                  {[]fake.PodEdit{limits(nil)}, func(m *gang.Member) { m.Request, m.Cardless = 0, true }},
 		"in a PodGroup besides":                {[]fake.PodEdit{inPodGroup}, func(m *gang.Member) { m.PodGroup = "train" }},
 		"in a PodGroup": {[]fake.PodEdit{inPodGroup, func(pod *corev1.Pod) { pod.Labels, pod.Annotations = nil, nil }}, func(m *gang.Member) {
 			m.Gang, m.PodGroup, m.Size = gang.Key{Namespace: "default", Name: "train", Native: true}, "train", 0
@@ -247,9 +248,6 @@ func TestGangMember(t *testing.T) {
 	}
 	if m := NewPodInfo(fake.Pod("p", 5)).Member; m != nil {
 		t.Errorf("a pod without a group is the member %+v", m)
-	}
-	if m := NewPodInfo(fake.Pod("p", 0, inGroup("2"), limits(nil))).Member; m != nil {
-		t.Errorf("a pod that asks for no cards is the member %+v", m)
 	}
 }
 

@@ -25,7 +25,7 @@ func (s *sharing) pod(p *PodInfo) {
 	if m := p.Member; m != nil {
 		m.Namespace, m.Name, m.UID = p.Namespace, p.Name, p.UID
 		texts = append(texts, &m.Namespace, &m.Gang.Namespace, &m.Gang.Name, &m.PodGroup,
-			&m.Controller, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
+			&m.Controller, &m.Kind, &m.Template, &m.Shape, &m.Node, &m.Run, &m.Scheduler)
 	}
 	for _, text := range texts {
 		*text = s.podStrings.one(*text, *text)

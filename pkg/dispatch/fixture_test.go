@@ -168,7 +168,7 @@ func (g *fakeGroups) Startable(key gang.Key, _ time.Time) gang.Startable {
 	case bound+len(together) < size:
 		return gang.Startable{}
 	}
-	return gang.Startable{Together: together, ShapeKey: key.Name}
+	return gang.Startable{Together: together, Shape: key.Name}
 }
 
 func (f *fixture) PodGranted(time.Duration) {}

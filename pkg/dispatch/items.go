@@ -152,7 +152,7 @@ func (m *Manager) gatherGroups() {
 		}
 		gather(key.ItemID(), startable.Together, false)
 		if it := m.items[key.ItemID()]; it != nil {
-			it.profile.ShapeKey = startable.ShapeKey
+			it.profile.ShapeKey = startable.Shape
 		}
 		for _, uid := range startable.Alone {
 			if p := waiting[uid]; p != nil {

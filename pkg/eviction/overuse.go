@@ -26,7 +26,7 @@ const EventOveruseEvicted = "GPUMemoryOveruseEvicted"
 // OveruseGroups reports about groups of pods.
 type OveruseGroups interface {
 	// Membership reports whether a pod is a member of a group, and whether the group would go on without an eviction of its other members if this one
-	// ended: its run has been bound.
+	// ended: its run has been bound, or the pod asks for no cards.
 	Membership(uid gpu.PodUID) (member, whole bool)
 }
 

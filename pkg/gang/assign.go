@@ -3,6 +3,7 @@ package gang
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -12,11 +13,16 @@ import (
 // to another one when the home of pods changes (rehome): a run becomes whole, or an earlier one turns out to go on.
 
 // group holds the runs of one key: any number that are running, and at most one that isn't.
-type group []*run
+type group struct {
+	key  Key
+	runs []*run
+	// cardless counts the members that ask for no cards. They belong to no run.
+	cardless int
+}
 
 // unfinishedRun returns the run that isn't in PhaseRunning, or nil.
-func (g group) unfinishedRun() *run {
-	for _, r := range g {
+func (g *group) unfinishedRun() *run {
+	for _, r := range g.runs {
 		if r.phase != PhaseRunning {
 			return r
 		}
@@ -24,10 +30,20 @@ func (g group) unfinishedRun() *run {
 	return nil
 }
 
+// group returns the group of the key, and adds it if there is none.
+func (mgr *Manager) group(key Key) *group {
+	g := mgr.groups[key]
+	if g == nil {
+		g = &group{key: key}
+		mgr.groups[key] = g
+	}
+	return g
+}
+
 // begin adds a run without members.
-func (mgr *Manager) begin(key Key, now time.Time) *run {
-	r := &run{key: key, members: map[gpu.PodUID]*member{}, tally: newTally(), accepted: map[string]bool{}, since: now, offers: map[string]*offer{}}
-	mgr.groups[key] = append(mgr.groups[key], r)
+func (mgr *Manager) begin(g *group, now time.Time) *run {
+	r := &run{key: g.key, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
+	g.runs = append(g.runs, r)
 	return r
 }
 
@@ -38,25 +54,25 @@ func (mgr *Manager) begin(key Key, now time.Time) *run {
 // part of the run that isn't running, if mayInclude allows it. giveUp decides later whether this run has lost members; if so, none is
 // evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
 // member of a whole run.
-func (mgr *Manager) findOrBegin(m *member, now time.Time) *run {
-	home, unfinished := mgr.home(m), mgr.groups[m.Gang].unfinishedRun()
+func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
+	home, unfinished := mgr.home(g, m), g.unfinishedRun()
 	switch {
 	case home != nil:
 		return home
 	case m.Node == "":
-		return mgr.begin(m.Gang, now)
+		return mgr.begin(g, now)
 	case m.Run != "" && unfinished != nil && unfinished.phase == PhaseBroken && unfinished.inherited && unfinished.lastBound().Before(m.BoundAt):
 		mgr.nowRuns(unfinished, now)
-		unfinished = mgr.groups[m.Gang].unfinishedRun()
+		unfinished = g.unfinishedRun()
 	}
 	switch {
-	case m.Run == "", unfinished == nil && (m.MarkedWhole || m.category() != bound), unfinished != nil && !unfinished.mayInclude(m):
-		r := mgr.begin(m.Gang, now)
+	case m.Run == "", unfinished == nil && (m.marksWhole() || m.category() != bound), unfinished != nil && !unfinished.mayInclude(m):
+		r := mgr.begin(g, now)
 		r.id = m.Run
 		mgr.move(r, PhaseRunning, now)
 		return r
 	case unfinished == nil:
-		unfinished = mgr.begin(m.Gang, now)
+		unfinished = mgr.begin(g, now)
 	}
 	unfinished.id, unfinished.inherited = m.Run, true
 	return unfinished
@@ -68,11 +84,10 @@ func (mgr *Manager) findOrBegin(m *member, now time.Time) *run {
 //   - any other unbound pod to the run that isn't running.
 //
 // It returns nil if there is no such run. All pods of a PodGroup that places them alone belong to one run.
-func (mgr *Manager) home(m *member) *run {
-	g := mgr.groups[m.Gang]
-	for _, r := range g {
+func (mgr *Manager) home(g *group, m *member) *run {
+	for _, r := range g.runs {
 		switch {
-		case r.phase == PhaseRunning && mgr.placesAlone(m.Gang):
+		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
 			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
 			m.Node == "" && r.phase == PhaseRunning && r.takes(m):
@@ -92,46 +107,11 @@ func (r *run) takes(m *member) bool {
 	return r.accepts(m.Controller) || (m.Gang.Native || m.LeaderWorkerSet) && r.counts[bound] > 0
 }
 
-// accept makes pods of the controller join the run, also while no member is bound if continues is true.
-func (r *run) accept(controller string, continues bool) {
-	r.accepted[controller] = r.accepted[controller] || continues
-}
-
-// accepts reports whether a pod of the controller joins the run after the run became whole. It does while the run is alive: another member
-// runs, or the controller continues it. A pod without a controller joins only while another one runs.
-func (r *run) accepts(controller string) bool {
-	continues, accepted := r.accepted[controller]
-	if controller == "" {
-		return accepted && slices.ContainsFunc(r.ordered(), func(m *member) bool { return m.counted == bound && m.Controller == "" })
-	}
-	return accepted && (continues || r.counts[bound] > 0)
-}
-
-// acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
-// enough members for a run of its own: then a job was restarted while its first pods were pending. If one controller has all bound members,
-// the others are of other jobs.
-func (r *run) acceptSurplus() {
-	existing, ofBound := map[string]int{}, map[string]bool{}
-	for _, m := range r.members {
-		if m.counted == bound {
-			ofBound[m.Controller] = true
-		}
-		if m.counted != other && m.counted != succeeded {
-			existing[m.Controller]++
-		}
-	}
-	for controller, n := range existing {
-		if len(ofBound) > 1 && n < r.size() {
-			r.accept(controller, false)
-		}
-	}
-}
-
 // mayInclude reports whether the bound pod m may belong to this run, of which no bound pod is known yet. It may if the run has a pod of m's
 // controller, or if its oldest pod was created no later than m was bound. Otherwise the run's pods belong to a later run.
 func (r *run) mayInclude(m *member) bool {
-	same := func(o *member) bool { return o.Controller == m.Controller }
-	return r.id == "" && r.counts[bound] == 0 && (!r.created.After(m.BoundAt) || m.Controller != "" && slices.ContainsFunc(r.ordered(), same))
+	return r.id == "" && r.counts[bound] == 0 &&
+		(m.Controller != "" && r.controllers[m.Controller] != nil || !r.created.After(m.BoundAt))
 }
 
 // join adds a member to the run.
@@ -153,7 +133,7 @@ func (mgr *Manager) leave(m *member) {
 	r := m.run
 	r.add(m, -1)
 	if (m.Gang.Native || m.LeaderWorkerSet) && r.phase == PhaseRunning { // While it runs, it takes pods of any controller.
-		delete(r.accepted, m.Controller)
+		r.forget(m.Controller)
 	}
 	delete(r.members, m.UID)
 	if i, found := slices.BinarySearchFunc(r.order, m, compareAge); found {
@@ -169,8 +149,9 @@ func (mgr *Manager) rehome(r *run, now time.Time) {
 	if r.unbound() == 0 {
 		return
 	}
+	g := mgr.groups[r.key]
 	for _, m := range r.sorted((*member).awaitsBind) {
-		if next := mgr.findOrBegin(m, now); next != r {
+		if next := mgr.findOrBegin(g, m, now); next != r {
 			mgr.leave(m)
 			next.parked = next.parked || r.parked
 			mgr.join(next, m)
@@ -183,33 +164,48 @@ func (mgr *Manager) rehome(r *run, now time.Time) {
 // members of the same controller have failed in it: the others of the earlier run have completed, and their pods were removed. It is also so if it
 // lacks members, and the controllers are Jobs that their JobSet has created again while others of its Jobs run on.
 func (mgr *Manager) continues(r *run) (found bool) {
-	for _, o := range mgr.groups[r.key] {
+	for _, o := range mgr.groups[r.key].runs {
 		if o.phase != PhaseRunning {
 			continue
 		}
-		ended, jobSets := map[string]bool{}, map[string]bool{} // The controllers of ended members, and the JobSets of bound ones.
+		jobSets := map[string]bool{} // Those of bound members.
 		for _, m := range o.members {
-			ended[m.Controller] = ended[m.Controller] || m.Ended
+			if c := r.controllers[m.Controller]; m.Ended && m.Controller != "" && c != nil && c.active > 0 {
+				o.controllers[m.Controller].continues, found = true, true
+			}
 			jobSets[m.JobSet] = jobSets[m.JobSet] || m.counted == bound
 		}
 		for _, m := range r.members {
-			switch {
-			case m.counted == pending && m.Controller != "" && ended[m.Controller]:
-				o.accept(m.Controller, true)
-			case m.JobSet != "" && jobSets[m.JobSet] && o.lacking() > 0:
-				o.accept(m.Controller, false)
-			default:
-				continue
+			if m.JobSet != "" && jobSets[m.JobSet] && o.lacking() > 0 {
+				o.accept(m.Controller)
+				found = true
 			}
-			found = true
 		}
 	}
 	return found
 }
 
+// findWholeRuns sets ofWholeRun of all members.
+func (mgr *Manager) findWholeRuns() {
+	type run struct{ namespace, name, id string }
+	of := func(m *member) run {
+		name, _, _ := strings.Cut(m.Gang.Name, "/")
+		return run{m.Namespace, name, m.Run}
+	}
+	whole := map[run]bool{}
+	for _, m := range mgr.members {
+		if m.MarkedWhole && m.Run != "" {
+			whole[of(m)] = true
+		}
+	}
+	for _, m := range mgr.members {
+		m.ofWholeRun = m.Node != "" && whole[of(m)]
+	}
+}
+
 // partition divides the members of a group into runs. Bound members belong to the run that their annotation names. At
 // most one of these runs can be broken: the one that was bound last. Any earlier run must have ended or been whole before that one began.
-func (mgr *Manager) partition(key Key, members []*member, now time.Time) {
+func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 	class := func(m *member) int {
 		switch {
 		case m.category() == bound:
@@ -223,15 +219,15 @@ func (mgr *Manager) partition(key Key, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if unfinished := mgr.groups[key].unfinishedRun(); m.Node == "" && unfinished != nil && unfinished.whole() {
+		if unfinished := g.unfinishedRun(); m.Node == "" && unfinished != nil && unfinished.whole() {
 			mgr.move(unfinished, PhaseRunning, now)
 		}
-		mgr.join(mgr.findOrBegin(m, now), m)
+		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
-	if unfinished := mgr.groups[key].unfinishedRun(); unfinished != nil && unfinished.inherited && (unfinished.whole() || unfinished.lostMembers()) {
+	if unfinished := g.unfinishedRun(); unfinished != nil && unfinished.inherited && (unfinished.whole() || unfinished.lostMembers()) {
 		mgr.nowRuns(unfinished, now)
 	}
-	for _, r := range slices.Clone(mgr.groups[key]) {
+	for _, r := range slices.Clone(g.runs) {
 		r.parked = true
 		mgr.requeueParked(r)
 		mgr.changed(r, nil, now)
@@ -257,22 +253,18 @@ func (r *run) lostMembers() bool {
 	if r.counts[pending] == 0 {
 		return true
 	}
-	ofBound := map[string]bool{}
 	for _, m := range r.members {
-		if m.counted == bound {
-			ofBound[m.Controller] = true
-			if m.BoundAt.IsZero() {
-				return false
-			}
+		if m.counted == bound && m.BoundAt.IsZero() {
+			return false
 		}
 	}
-	existed, last := r.counts[bound]+r.counts[succeeded], r.lastBound()
+	existed, last := r.counts[bound]+r.succeededCounted, r.lastBound()
 	for _, m := range r.members {
-		switch {
+		switch c := r.controllers[m.Controller]; {
 		case m.counted != pending:
 		case !m.Created.After(last):
 			existed++
-		case ofBound[m.Controller]:
+		case c.bound > 0:
 			return true // It replaces a member. Surplus members can't stand for that one.
 		}
 	}
@@ -281,20 +273,27 @@ func (r *run) lostMembers() bool {
 
 // removeIfEmpty removes a run without members, unless its binds are in flight.
 func (mgr *Manager) removeIfEmpty(r *run) {
-	if len(r.members) > 0 || r.plan != nil {
+	if len(r.members) > 0 || r.plan != nil || r.removed {
 		return
 	}
-	mgr.groups[r.key] = slices.DeleteFunc(mgr.groups[r.key], func(o *run) bool { return o == r })
-	if len(mgr.groups[r.key]) == 0 {
-		delete(mgr.groups, r.key)
+	r.removed = true
+	g := mgr.groups[r.key]
+	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
+	mgr.removeIfUnused(g)
+}
+
+// removeIfUnused removes a group without pods.
+func (mgr *Manager) removeIfUnused(g *group) {
+	if len(g.runs) == 0 && g.cardless == 0 {
+		delete(mgr.groups, g.key)
 	}
 }
 
-// Membership reports whether the pod is a member of a group, and whether its run is in PhaseRunning. Before this process leads, members have no
-// runs, so none counts as whole. A pod that the watch has not reported yet is no member.
+// Membership reports whether the pod is a member of a group, and whether the group doesn't need it any more: its run is in PhaseRunning, or it asks
+// for no cards. Before this process leads, members have no runs, so none counts as whole. A pod that the watch has not reported yet is no member.
 func (mgr *Manager) Membership(uid gpu.PodUID) (member, whole bool) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	m := mgr.members[uid]
-	return m != nil, m != nil && m.run != nil && m.run.phase == PhaseRunning
+	return m != nil, m != nil && (m.Cardless || m.run != nil && m.run.phase == PhaseRunning)
 }

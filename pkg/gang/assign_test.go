@@ -49,7 +49,7 @@ func sized(n int) memberEdit {
 // runs describes all runs: phase, identity and members, in the order of the members' names.
 func (mgr *Manager) runs() (out []string) {
 	for _, g := range mgr.groups {
-		for _, r := range g {
+		for _, r := range g.runs {
 			var names []string
 			for uid := range r.members {
 				names = append(names, string(uid))
@@ -134,8 +134,8 @@ func TestPartition(t *testing.T) {
 			[]Member{newMember("old", 0, inRun("x", 5), done, bare), newMember("a", 9, bare), newMember("b", 9, bare)},
 			[]string{`incomplete "": a b`, `running "x": old`},
 		},
-		"the largest number that members name counts": {
-			[]Member{newMember("a", 0, inRun("x", 5), sized(2)), newMember("b", 0, inRun("x", 5), sized(3)), newMember("c", 0, sized(3))},
+		"members disagree on the size": {
+			[]Member{newMember("a", 0, inRun("x", 5), sized(2)), newMember("b", 0, inRun("x", 5)), newMember("c", 0)},
 			[]string{`broken "x": a b c`},
 		},
 	} {
@@ -153,6 +153,24 @@ func TestPartition(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestPartitionCompletedNames: an earlier version of the extender bound pods of two replicas as one group, in runs that were whole. They stay in
+// these runs, so no member is evicted, although a label completes the names now.
+func TestPartitionCompletedNames(t *testing.T) {
+	in := func(group string) memberEdit {
+		return func(m *Member) { m.Gang.Name, m.LeaderWorkerSet, m.Controller = group, true, group }
+	}
+	mgr := newManager(t)
+	for _, m := range []Member{
+		newMember("a", 0, in("serve/0"), inRun("x", 5)), newMember("b", 0, in("serve/0"), inRun("x", 5)),
+		newMember("c", 0, in("serve/0"), inRun("x", 5), marked), newMember("d", 0, in("serve/1"), inRun("x", 5)),
+		newMember("e", 0, in("serve/1")), newMember("f", 0, in("serve/1")), newMember("g", 0, in("serve/1")),
+	} {
+		mgr.SetMember(m, begin)
+	}
+	mgr.StartLeading(begin.Add(time.Minute))
+	check.Equal(t, "the result", []string{`running "x": a b c`, `running "x": d e f g`}, mgr.runs())
 }
 
 // listedWhileLeading returns the runs after a process that leads gets to know the pods one by one, because its watch was behind
@@ -248,44 +266,6 @@ func TestMembership(t *testing.T) {
 				mgr.RemoveMember(uid, begin)
 			}
 			check.Equal(t, "the result", tc.want, mgr.runs())
-		})
-	}
-}
-
-// TestAccepts checks which controllers' pods join a run that is running.
-func TestAccepts(t *testing.T) {
-	runs, ended := Member{Node: "n"}, Member{Node: "n", Ended: true}
-	done := Member{Node: "n", Ended: true, Succeeded: true}
-	of := func(controller string, m Member) Member { m.Controller = controller; return m }
-	for name, tc := range map[string]struct {
-		members []Member
-		accepts map[string]bool
-	}{
-		"a controller replaces its member while another one runs": {
-			[]Member{of("job", runs), of("job", ended)}, map[string]bool{"job": true, "next": false, "": false},
-		},
-		"also if the other one belongs to another controller": {
-			[]Member{of("workers", runs), of("leader", ended)}, map[string]bool{"workers": true, "leader": true},
-		},
-		"no member runs any more": {[]Member{of("job", ended)}, map[string]bool{"job": false}},
-		"no member runs, but the controller's pods succeed one after the other": {
-			[]Member{of("job", done), of("other", ended)}, map[string]bool{"job": true, "other": false},
-		},
-		"pods without a controller, while one of them runs": {[]Member{runs}, map[string]bool{"": true, "job": false}},
-		"pods without a controller, afterwards":             {[]Member{ended, of("job", runs)}, map[string]bool{"": false, "job": true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			mgr := newManager(t)
-			r := mgr.begin(Key{}, begin)
-			for i, m := range tc.members {
-				m.UID = gpu.PodUID(fmt.Sprint(i))
-				mgr.join(r, &member{Member: m})
-			}
-			for controller, want := range tc.accepts {
-				if got := r.accepts(controller); got != want {
-					t.Errorf("a pod of %q: %t, want %t", controller, got, want)
-				}
-			}
 		})
 	}
 }

@@ -8,34 +8,57 @@ import (
 )
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
-// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only answers, because the state
-// of the members is unknown while the API server doesn't answer. When the patience is over, every missing member is read. The verification begins
-// again when a member becomes bound.
+// answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
+// reads in a row that were answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
+// missing member is read.
 type verification struct {
-	// next is when the next reads or evictions are requested.
+	// bound is the largest number of members that were bound.
+	bound int
+	// next is when the next reads are requested; zero if none are needed.
 	next time.Time
 	// asked is true while a requested read is unanswered.
 	asked bool
-	// answers counts the answered reads.
-	answers int
+	// answered is true if the latest read was answered, and waited counts such reads whose former one was answered too.
+	answered bool
+	waited   int
 	// over is when the patience was over; zero before.
 	over time.Time
 }
 
+// startVerification starts the verification of a run that is broken. After a failed plan it continues the former verification, unless
+// further members were bound.
+func (mgr *Manager) startVerification(r *run, now time.Time) {
+	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
+		r.verification = verification{bound: r.counts[bound], next: now}
+	}
+}
+
 // verify requests the reads or the evictions that are due.
 func (mgr *Manager) verify(r *run, now time.Time) {
-	if r.counts[bound] == 0 || r.phase == PhaseBinding || now.Before(r.verification.next) {
+	v := &r.verification
+	switch {
+	case v.next.IsZero():
+		return
+	case r.counts[bound] == 0:
+		r.verification = verification{}
+		return
+	case now.Before(v.next):
 		return
 	}
-	r.verification.next = now.Add(queue.Retry)
+	if v.asked {
+		v.answered = false
+	}
 	switch {
 	case r.phase == PhaseEvicting:
 		for _, m := range r.sorted(func(m *member) bool { return m.counted == bound }) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
-	case r.size() > 0: // Otherwise it is unknown how many members are missing.
+	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many members are missing.
+		v.answered = false
+	default:
 		mgr.requestReads(r)
 	}
+	v.next = now.Add(queue.Retry)
 }
 
 // requestReads requests a read of one missing member, or of all missing members once the patience is over. If no missing member exists, it
@@ -58,13 +81,16 @@ func (mgr *Manager) requestReads(r *run) {
 // readAnswered continues the verification after an answer.
 func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	v := &r.verification
-	if !v.asked || r.phase != PhaseBroken && r.phase != PhasePlanned {
+	if !v.asked || r.removed || r.phase == PhaseRunning || r.phase == PhaseBinding || r.phase == PhaseEvicting {
 		return
 	}
 	if v.over.IsZero() {
 		v.asked = false
-		v.answers++
-		if time.Duration(v.answers-1)*queue.Retry < mgr.Patience {
+		if v.answered {
+			v.waited++
+		}
+		v.answered = true
+		if time.Duration(v.waited)*queue.Retry < mgr.Patience {
 			return
 		}
 		v.over, v.next = now, now

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
+	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // newBrokenScene lets two of four binds succeed. The answer to the third is lost, or it fails.
@@ -90,6 +92,21 @@ func TestLastFoundBound(t *testing.T) {
 	}
 }
 
+// TestLastPlaceLost: the last member's place is gone when kube-scheduler makes its bind call again, long after the plan. The run is broken as soon
+// as the other binds have ended.
+func TestLastPlaceLost(t *testing.T) {
+	s := newBrokenScene(t, true)
+	last := s.held[0]
+	s.advance(2 * testPatience)
+	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
+	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupPlaceLost {
+		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupPlaceLost)
+	}
+	s.wantPhase(PhaseBinding)
+	s.done(2, true)
+	s.wantPhase(PhaseBroken)
+}
+
 // TestFrozenProcess: while the process is frozen, nothing is known of the API server, so that isn't patience.
 func TestFrozenProcess(t *testing.T) {
 	s := newBrokenScene(t, false)
@@ -159,7 +176,7 @@ func TestLostAnswers(t *testing.T) {
 // heldBinds counts the held binds of all runs.
 func (s *fixture) heldBinds() (n int) {
 	for _, g := range s.manager.groups {
-		for _, r := range g {
+		for _, r := range g.runs {
 			if r.plan != nil {
 				n += r.plan.count[memberArrived]
 			}
@@ -206,7 +223,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.createMany(2, "job", 4, 16, "t")
 		s.wantPhase(PhasePending)
 	})
-	t.Run("every second read is answered: the patience takes twice as long", func(t *testing.T) {
+	t.Run("every second read is answered: patience doesn't count", func(t *testing.T) {
 		s := newBrokenScene(t, false)
 		answer, n := s.answer, 0
 		s.answer = func(uid gpu.PodUID) {
@@ -214,7 +231,7 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 				answer(uid)
 			}
 		}
-		s.advance(2 * testPatience)
+		s.advance(time.Hour)
 		s.wantNoEviction()
 	})
 	t.Run("four of five reads are answered: patience counts", func(t *testing.T) {
@@ -242,6 +259,18 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.wantNoEviction()
 		s.answer = answer
 		s.advance(10 * time.Second)
+		s.wantPhase(PhaseEvicting)
+	})
+	t.Run("the members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
+		s := newBrokenScene(t, false)
+		odd := s.created[3]
+		odd.Size++
+		s.report(odd)
+		s.advance(time.Hour)
+		s.wantNoEviction()
+		odd.Size--
+		s.report(odd)
+		s.advance(testPatience + 7*time.Second)
 		s.wantPhase(PhaseEvicting)
 	})
 	t.Run("the watch shows during the evictions that it is whole", func(t *testing.T) {

@@ -70,7 +70,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("pauses %v, want %v", got, want)
 	}
 	key := s.created[0].Gang
-	shape := s.manager.Startable(key, s.now).ShapeKey
+	shape := s.manager.Startable(key, s.now).Shape
 	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, ShapeKey: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
@@ -287,14 +287,17 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 			s.create("job", 1, 16, "t")
 			result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			tc.change(s)
-			permit, _ := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
-			<-permit.Decided
+			permit, reason := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
+			if (reason != nil) != tc.lost {
+				t.Fatalf("rejected: %v", reason)
+			}
 			if tc.lost {
-				if *permit.Rejection != reasons.GroupPlaceLost || s.manager.Phases()[PhasePending] != 1 {
-					t.Errorf("%v, %v", permit.Rejection, s.manager.Phases())
+				if *reason != reasons.GroupPlaceLost || s.manager.Phases()[PhasePending] != 1 {
+					t.Errorf("%v, %v", reason, s.manager.Phases())
 				}
 				return
 			}
+			<-permit.Decided
 			if permit.Rejection != nil || !permit.MarkWhole || permit.Run != string(s.created[0].UID) {
 				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection, permit.MarkWhole, permit.Run)
 			}

@@ -37,6 +37,9 @@ func (mgr *Manager) Filter(uid gpu.PodUID, candidates, all []string, now time.Ti
 		mgr.unknownPods[uid] = struct{}{}
 		return FilterResult{Reason: reasons.GroupUnknown}
 	}
+	if m.Cardless {
+		return FilterResult{Alone: true}
+	}
 	if !mgr.leading {
 		return FilterResult{Reason: reasons.GroupStarting}
 	}
@@ -51,10 +54,11 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	case r.phase == PhaseRunning:
 		return FilterResult{Alone: true}
 	case m.problem() != "":
-		if _, exists := mgr.podGroups[m.Gang]; exists || !m.Gang.Native { // The watch may report the pod before its PodGroup.
-			mgr.recordEvent(r, true, EventInvalid, "Pod "+m.Name+" can't be counted as a member: "+m.problem())
-		}
-		return FilterResult{Reason: reasons.GroupInvalid(m.problem())}
+		return FilterResult{Reason: mgr.reportProblem(m)}
+	case r.size() == 0:
+		reason := r.disagree()
+		mgr.recordEvent(r, true, EventInvalid, reason.Text())
+		return FilterResult{Reason: reason}
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: reasons.GroupEvicting}
 	case r.phase == PhaseBinding:
@@ -87,7 +91,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		mgr.extend(r, now)
 	}
 	if mgr.takeLate(r, pm, now) {
-		mgr.effects.Requeue = true
+		mgr.requeue(pm.node)
 		return FilterResult{Reason: reasons.GroupTimedOut}
 	}
 	if pm.node == "" {
@@ -96,6 +100,9 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	if slices.Contains(names, pm.node) || mgr.movePlace(m, pm, names, now) {
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
+	}
+	if !mgr.keepPlace(r, m, pm, now) {
+		return FilterResult{Reason: reasons.GroupPlaceLost}
 	}
 	if slices.Contains(all.names, pm.node) {
 		return FilterResult{Reason: reasons.GroupOutsideSample, Outside: pm.node}
@@ -143,6 +150,18 @@ func (mgr *Manager) exchangePlace(r *run, m *member, pm *plannedMember, nodes []
 		return true
 	}
 	return false
+}
+
+// reportProblem returns the reason why the member can't be placed, even if all memory is free. It records an Event, but not about a
+// PodGroup that doesn't exist: the watch may report the pod before the PodGroup, and kube-scheduler doesn't try pods whose PodGroup is
+// missing.
+func (mgr *Manager) reportProblem(m *member) reasons.Group {
+	problem := m.problem()
+	if _, exists := mgr.podGroups[m.Gang]; m.reportedProblem != problem && (exists || !m.Gang.Native) {
+		m.reportedProblem = problem
+		mgr.effects.Events = append(mgr.effects.Events, Event{m.Pod, true, EventInvalid, "The pod can't be counted as a member: " + problem})
+	}
+	return reasons.GroupInvalid(problem)
 }
 
 // offer holds the candidate nodes for the members of one template.

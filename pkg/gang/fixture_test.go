@@ -177,6 +177,13 @@ func (s *fixture) createMany(n int, group string, size int, memory gpu.Memory, t
 	}
 }
 
+// createCardless creates a member that asks for no cards.
+func (s *fixture) createCardless(gangName string, size int) {
+	m := Member{Gang: Key{Namespace: "default", Name: gangName}, Size: size, Created: s.now, Cardless: true}
+	m.UID, m.Namespace, m.Name = "launcher", "default", "launcher"
+	s.manager.SetMember(m, s.now)
+}
+
 // delete removes a pod without a grace period.
 func (s *fixture) delete(p *pod) {
 	delete(s.pods, p.UID)

@@ -6,7 +6,7 @@ func (s *fixture) checkPlans() {
 	s.manager.mu.Lock()
 	defer s.manager.mu.Unlock()
 	for _, g := range s.manager.groups {
-		for _, r := range g {
+		for _, r := range g.runs {
 			if r.plan != nil {
 				s.checkPlan(r)
 			}

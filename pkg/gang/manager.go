@@ -72,8 +72,10 @@ type Observer interface {
 
 // Effects are the actions that the caller of a Manager must perform.
 type Effects struct {
-	// Requeue is true if kube-scheduler must retry rejected pods.
-	Requeue bool
+	// Requeue is true if kube-scheduler must retry rejected pods, by a change of RequeueNode, or of any node if that is
+	// empty.
+	Requeue     bool
+	RequeueNode string
 	// RequeueAbove are the priorities of gangs that became whole: kube-scheduler must retry rejected pods of a higher priority, which can preempt
 	// their members now.
 	RequeueAbove []int32
@@ -106,7 +108,7 @@ type Manager struct {
 	podGroups map[Key]PodGroup
 	// leading is true between StartLeading and StopLeading. The fields from groups to resumeAt are used only then.
 	leading bool
-	groups  map[Key]group
+	groups  map[Key]*group
 	// placed are the runs in PhasePlanned.
 	placed map[*run]bool
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
@@ -124,7 +126,7 @@ type Manager struct {
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]group{}, placed: map[*run]bool{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{}, placed: map[*run]bool{},
 		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{}, seed: maphash.MakeSeed(),
 	}
 }
@@ -150,13 +152,20 @@ func (mgr *Manager) StartLeading(now time.Time) {
 		return
 	}
 	mgr.leading = true
-	members := map[Key][]*member{}
+	mgr.findWholeRuns()
+	members := map[*group][]*member{}
 	for _, m := range mgr.members {
 		m.groupProblem = mgr.resolve(&m.Member)
-		members[m.Gang] = append(members[m.Gang], m)
+		g := mgr.group(m.Gang)
+		if m.Cardless {
+			g.cardless++
+		} else {
+			members[g] = append(members[g], m)
+		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(members), Key.Compare) {
-		mgr.partition(key, members[key], now)
+	byKey := func(a, b *group) int { return a.key.Compare(b.key) }
+	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
+		mgr.partition(g, members[g], now)
 	}
 }
 
@@ -170,7 +179,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	}
 	mgr.leading = false
 	for _, key := range slices.SortedFunc(maps.Keys(mgr.groups), Key.Compare) {
-		for _, r := range mgr.groups[key] {
+		for _, r := range mgr.groups[key].runs {
 			if r.plan != nil {
 				mgr.Failures.Ended(r.plan.profile)
 				mgr.endPlan(r, reasons.GroupStopping)
@@ -181,7 +190,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, m := range mgr.members {
 		m.run = nil
 	}
-	mgr.groups, mgr.placed = map[Key]group{}, map[*run]bool{}
+	mgr.groups, mgr.placed = map[Key]*group{}, map[*run]bool{}
 	mgr.noRoomFor, mgr.resumeAt = map[roomKey]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }
@@ -206,15 +215,20 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	_, filtered := mgr.unknownPods[m.UID]
 	delete(mgr.unknownPods, m.UID)
 	if filtered {
-		mgr.effects.Requeue = true
+		mgr.requeue("")
 	}
 	if !mgr.leading {
 		return
 	}
-	r := mgr.findOrBegin(known, now)
+	g := mgr.group(m.Gang)
+	if m.Cardless {
+		g.cardless++
+		return
+	}
+	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
 	mgr.changed(r, known, now)
-	if unfinished := mgr.groups[m.Gang].unfinishedRun(); known.Node != "" && r.phase == PhaseRunning && unfinished != nil && unfinished.plan == nil {
+	if unfinished := g.unfinishedRun(); known.Node != "" && r.phase == PhaseRunning && unfinished != nil && unfinished.plan == nil {
 		mgr.rehome(unfinished, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
 		mgr.changed(unfinished, nil, now)
 	}
@@ -228,13 +242,11 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 		m.Member = next
 		return
 	}
-	if m.Node == "" && next.Node != "" {
-		r.verification = verification{}
-		if r.id == "" && r.phase != PhaseRunning {
-			r.id = next.Run
-		}
-	}
+	found := m.Node == "" && next.Node != ""
 	m.recount(func() { m.Member = next })
+	if found && r.id == "" && r.phase != PhaseRunning {
+		r.id = m.Run
+	}
 	mgr.changed(r, m, now)
 }
 
@@ -279,10 +291,16 @@ func (mgr *Manager) RemoveMember(uid gpu.PodUID, now time.Time) {
 
 func (mgr *Manager) removeMember(m *member, now time.Time) {
 	delete(mgr.members, m.UID)
-	if r := m.run; r != nil {
-		mgr.leave(m)
-		mgr.changed(r, m, now)
+	r := m.run
+	if r == nil {
+		if g := mgr.groups[m.Gang]; g != nil {
+			g.cardless--
+			mgr.removeIfUnused(g)
+		}
+		return
 	}
+	mgr.leave(m)
+	mgr.changed(r, m, now)
 }
 
 // Tick ends what has lasted too long and plans the runs that are ready. Only the leader may call it, several times a
@@ -303,6 +321,9 @@ const maxUnknown = 20_000
 
 // due handles what has become due for a run, which an earlier one in the same Tick can have ended.
 func (mgr *Manager) due(r *run, now time.Time) {
+	if r.removed {
+		return
+	}
 	mgr.reportIncomplete(r, now)
 	mgr.verify(r, now)
 	p := r.plan
@@ -314,19 +335,33 @@ func (mgr *Manager) due(r *run, now time.Time) {
 			mgr.removeIfEmpty(r)
 		}
 	case p.count[memberArrived] > 0:
-		if now.Sub(p.firstArrived) >= mgr.Hold {
+		if now.Sub(p.firstArrived) >= mgr.Hold && mgr.keepPlaces(r, now) {
 			mgr.timeOut(r, now)
 		}
-	case !now.Before(p.expires):
+	case !now.Before(p.expires) && mgr.keepPlaces(r, now):
 		mgr.abandonPlan(r, reasons.GroupExpired, now)
+	}
+}
+
+// requeue makes kube-scheduler retry rejected pods, by a change of this node, or of any node if it is empty.
+func (mgr *Manager) requeue(node string) {
+	mgr.effects.Requeue = true
+	if node != "" {
+		mgr.effects.RequeueNode = node
 	}
 }
 
 // requeueParked requeues the run's unbound members, if any of them was rejected.
 func (mgr *Manager) requeueParked(r *run) {
-	if r.parked && r.unbound() > 0 {
-		r.parked, mgr.effects.Requeue = false, true
+	if !r.parked || r.unbound() == 0 {
+		return
 	}
+	r.parked = false
+	node := ""
+	if chosen := r.needed().members; len(chosen) > 0 && r.offers[chosen[0].Template].known() {
+		node = r.offers[chosen[0].Template].nodes.names[0]
+	}
+	mgr.requeue(node)
 }
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.

@@ -44,7 +44,7 @@ func TestSizeChange(t *testing.T) {
 	}
 }
 
-// TestCompleteWithoutNewMember: the members become enough by a deletion or an edit. No new
+// TestCompleteWithoutNewMember: the members agree on the size, or become enough, by a deletion or an edit. No new
 // member requeues them.
 func TestCompleteWithoutNewMember(t *testing.T) {
 	for name, change := range map[string]func(s *fixture, old []*pod){
@@ -69,7 +69,7 @@ func TestCompleteWithoutNewMember(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
 			for i := range 4 {
-				s.create("job", 9, 16, fmt.Sprint("t", i))
+				s.create("job", 8, 16, fmt.Sprint("t", i))
 			}
 			s.tryAll()
 			change(s, s.existing())
@@ -144,7 +144,7 @@ func TestEventIncomplete(t *testing.T) {
 	s := newFixture(t)
 	s.create("web", 3, 16, "t")
 	s.settle()
-	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist; all must exist at once") }) {
+	if n := incompleteEvents(s); n != 1 || !slices.ContainsFunc(s.events, func(s string) bool { return strings.Contains(s, "1 of 3 members exist; all must be created") }) {
 		t.Errorf("events: %q", s.events)
 	}
 	s.create("web", 3, 16, "t")
@@ -169,6 +169,7 @@ func TestEventIncomplete(t *testing.T) {
 func TestEventIneligibleMembers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		disable, enable func(*pod)
+		cardless        bool
 	}{
 		"scheduling gates": {
 			disable: func(p *pod) { p.GatedOtherwise = true }, enable: func(p *pod) { p.GatedOtherwise = false },
@@ -176,15 +177,21 @@ func TestEventIneligibleMembers(t *testing.T) {
 		"invalid size": {
 			disable: func(p *pod) { p.Problem, p.Size = "x is no number", 0 }, enable: func(p *pod) { p.Problem, p.Size = "", 3 },
 		},
+		"scheduling gates, and a member without cards": {
+			disable: func(p *pod) { p.GatedOtherwise = true }, enable: func(p *pod) { p.GatedOtherwise = false }, cardless: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFixture(t)
+			if tc.cardless {
+				s.createCardless("job", 3)
+			}
 			s.createMany(3, "job", 3, 16, "t")
 			ineligible := s.existing()[2]
 			tc.disable(ineligible)
 			s.report(ineligible)
 			s.settle()
-			want := []string{EventIncomplete + ": The group waits: 2 of 3 members exist; not counted: 1 with scheduling gates or an invalid group"}
+			want := []string{EventIncomplete + ": The group waits: 2 of 3 members exist; not counted: 1 with scheduling gates or an invalid group, such as " + ineligible.Name}
 			if events := slices.DeleteFunc(s.events, func(s string) bool { return !strings.HasPrefix(s, EventIncomplete) }); !slices.Equal(events, want) {
 				t.Errorf("events: %q", events)
 			}
@@ -195,5 +202,19 @@ func TestEventIneligibleMembers(t *testing.T) {
 				t.Errorf("%d members bound, want 3", n)
 			}
 		})
+	}
+}
+
+// TestEventCardlessMembers: if the missing members exist but ask for no cards, there is one Event about it and no
+// other.
+func TestEventCardlessMembers(t *testing.T) {
+	s := newFixture(t)
+	s.create("mpi", 2, 16, "t")
+	s.createCardless("mpi", 2)
+	s.tryAll()
+	s.advance(10 * testPatience)
+	s.tryAll()
+	if len(s.events) != 1 || !strings.Contains(s.events[0], "1 that ask for no cards") {
+		t.Errorf("events: %q", s.events)
 	}
 }

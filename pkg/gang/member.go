@@ -54,8 +54,8 @@ type Member struct {
 	LeaderWorkerSet bool
 	// JobSet is the name of the JobSet that the pod is of; empty if it is of none. The pod's controller is one of the Jobs of it.
 	JobSet string
-	// Controller identifies the controller whose pods replace the pod; empty if it has none.
-	Controller string
+	// Controller identifies the controller whose pods replace the pod; empty if it has none. Kind is the kind of its owner.
+	Controller, Kind string
 	// Template is equal for pods that get the same candidate nodes.
 	Template string
 	// Shape is equal for pods whose templates are equal apart from the names of their volumes.
@@ -72,6 +72,9 @@ type Member struct {
 	Ended, Succeeded bool
 	// Gated is true if the pod has the scheduling gate of fair sharing, GatedOtherwise if it has others.
 	Gated, GatedOtherwise bool
+	// Cardless is true if the pod asks for no cards. kube-scheduler doesn't call the extender for it, and it doesn't
+	// count.
+	Cardless bool
 	// ShortOfResources is true if kube-scheduler's message on the pod says that nodes lack GPU memory, CPU or other resources.
 	ShortOfResources bool
 }
@@ -80,13 +83,12 @@ type Member struct {
 type category uint8
 
 const (
-	// other members have ended otherwise, or are terminating.
+	// other members have ended without success, or are terminating.
 	other category = iota
 	// pending members are to be placed.
 	pending
 	// bound members are on a node, and neither ended nor terminating.
 	bound
-	// succeeded members have a controller. Pods without one aren't related to each other.
 	succeeded
 	// ineligible members exist, but can't be placed because of their gates or their problem.
 	ineligible
@@ -97,7 +99,7 @@ const (
 // category returns what the member counts as.
 func (m *member) category() category {
 	switch {
-	case m.Succeeded && m.Controller != "":
+	case m.Succeeded:
 		return succeeded
 	case m.Ended, m.Leaving:
 		return other
@@ -133,15 +135,23 @@ type member struct {
 	Member
 	// serial orders the members as the watch reported them first.
 	serial uint64
-	// run is nil while the Manager doesn't lead.
+	// run is nil for a cardless member, and while the Manager doesn't lead.
 	run *run
 	// counted is what run's tally counts the member as.
 	counted category
 	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if there is no problem.
 	groupProblem string
+	// ofWholeRun is true if another member marks the pod's run as whole. That one can be in another group: an earlier version of the extender
+	// bound them as one group, before a label completed its name.
+	ofWholeRun bool
 	// readAt is when a live read last found the pod unbound.
 	readAt time.Time
+	// reportedProblem is the problem for which an Event was recorded.
+	reportedProblem string
 }
+
+// marksWhole reports whether the member shows that its run was bound completely.
+func (m *member) marksWhole() bool { return m.MarkedWhole || m.ofWholeRun }
 
 // problem returns why the member can't be placed even if all memory is free; empty if it can.
 func (m *member) problem() string { return cmp.Or(m.groupProblem, m.Problem) }

@@ -77,18 +77,22 @@ func (mgr *Manager) resolve(m *Member) (problem string) {
 	return podGroup.Problem
 }
 
-// resolveAll applies a change of a PodGroup to the members. Its runs continue once all members have the size. Before this process leads there are no
-// runs, and StartLeading resolves the members.
+// resolveAll applies a change of a PodGroup to the members. Its runs continue once all members agree on the size.
 func (mgr *Manager) resolveAll(key Key, now time.Time) {
-	for _, r := range mgr.groups[key] {
+	g := mgr.groups[key]
+	if g == nil {
+		return // StartLeading resolves the members.
+	}
+	for _, r := range g.runs {
 		for _, m := range r.members {
 			m.recount(func() { m.groupProblem = mgr.resolve(&m.Member) })
 		}
 	}
-	for _, r := range slices.Clone(mgr.groups[key]) {
-		if r.phase != PhaseRunning && len(r.members) > 0 {
-			mgr.changed(r, r.ordered()[0], now)
+	for _, r := range slices.Clone(g.runs) {
+		if r.phase == PhaseRunning || len(r.members) == 0 {
+			continue
 		}
+		mgr.changed(r, r.ordered()[0], now)
 	}
 }
 
@@ -98,12 +102,19 @@ func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone 
 // belowMinCount returns why kube-scheduler tries no pending member of a run of a native group, although the run is running: fewer pods of the
 // PodGroup than its minCount haven't ended (k8s.io/kubernetes pkg/scheduler/framework/plugins/gangscheduling, PreEnqueue). It is zero if there are
 // enough.
-func (g group) belowMinCount(r *run) reasons.Group {
-	unfinished := 0
-	for _, o := range g {
-		unfinished += o.unbound() + o.counts[bound]
+func (g *group) belowMinCount(r *run) reasons.Group {
+	if !g.key.Native || r.phase != PhaseRunning || r.unbound() == 0 || r.unbound()+r.counts[bound] >= r.size() {
+		return reasons.Group{}
 	}
-	if !r.key.Native || r.phase != PhaseRunning || r.unbound() == 0 || unfinished >= r.size() {
+	unfinished := g.cardless
+	for _, o := range g.runs {
+		for _, m := range o.members {
+			if !m.Ended {
+				unfinished++
+			}
+		}
+	}
+	if unfinished >= r.size() {
 		return reasons.Group{}
 	}
 	return reasons.GroupIncomplete(unfinished, r.size()).Unfinished()

@@ -410,9 +410,9 @@ func TestNativeControllers(t *testing.T) {
 		}
 		s.delete(p)
 	}
-	for _, r := range s.manager.groups[nativeKey("service")] {
-		if len(r.accepted) > 1 {
-			t.Errorf("a run remembers %d controllers", len(r.accepted))
+	for _, r := range s.manager.groups[nativeKey("service")].runs {
+		if len(r.controllers) > 1 {
+			t.Errorf("a run remembers %d controllers", len(r.controllers))
 		}
 	}
 }
@@ -437,4 +437,9 @@ func TestNativeBelowMinCount(t *testing.T) {
 	check.Equal(t, "waits", true, waits)
 	reports, _ := s.manager.Reports()
 	check.Equal(t, "the reason of the run", want, reports[0].Reason)
+
+	s.fixture.add(Member{Cardless: true, Gang: nativeKey("g"), PodGroup: "g"}) // kube-scheduler counts it.
+	if status, waits := s.manager.Status(replacement.UID); waits {
+		t.Errorf("with enough pods it waits: %v", status.Reason)
+	}
 }

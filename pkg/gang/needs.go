@@ -74,19 +74,23 @@ func (r *run) completeController() (controller string, several bool) {
 	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
 		return "", false
 	}
+	active := 0
+	for _, c := range r.controllers {
+		active += min(c.active, 1)
+	}
+	if active < 2 {
+		return "", false
+	}
 	members := map[string]int{}
 	for _, m := range r.ordered() {
-		if m.counted == pending {
+		if c := r.controllers[m.Controller]; m.counted == pending && m.Controller != "" {
 			members[m.Controller]++
-			if controller == "" && members[m.Controller] == r.size() {
-				controller = m.Controller
+			if members[m.Controller]+c.succeeded >= r.size() {
+				return m.Controller, true
 			}
 		}
 	}
-	if len(members) < 2 {
-		return "", false
-	}
-	return controller, true
+	return "", true
 }
 
 // settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these

@@ -1,7 +1,6 @@
 package gang
 
 import (
-	"slices"
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -31,7 +30,10 @@ func (p *Permit) reject(reason reasons.Group) {
 }
 
 func (p *Permit) grant(opened time.Time, markWhole bool) {
-	p.OpenedAt, p.MarkWhole, p.Run = opened, markWhole, p.run.id
+	p.OpenedAt, p.MarkWhole = opened, markWhole
+	if p.run != nil {
+		p.Run = p.run.id
+	}
 	close(p.Decided)
 }
 
@@ -44,11 +46,15 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 	if m == nil {
 		return nil, &reasons.GroupUnknown
 	}
+	permit := &Permit{Decided: make(chan struct{}), run: m.run}
+	if m.Cardless {
+		permit.grant(now, false)
+		return permit, nil
+	}
 	if !mgr.leading {
 		return nil, &reasons.GroupStarting
 	}
 	r := m.run
-	permit := &Permit{Decided: make(chan struct{}), run: r}
 	if r.phase == PhaseRunning {
 		permit.grant(now, true)
 		return permit, nil
@@ -65,7 +71,9 @@ func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*
 		return nil, &reasons.GroupBinding
 	}
 	mgr.arrive(r, pm, permit, now)
-	switch {
+	switch kept := mgr.keepPlace(r, m, pm, now); {
+	case !kept:
+		return nil, permit.Rejection
 	case r.plan.isOpen():
 		mgr.advance(r, now)
 	case r.plan.count[memberArrived] == len(r.plan.members):
@@ -113,22 +121,24 @@ func (p *plan) rejectArrived(reason reasons.Group) {
 	}
 }
 
-// isUsable reports whether the cards of the member's place are there, healthy, and not over-full.
-func (mgr *Manager) isUsable(pm *plannedMember) bool {
-	return pm.node == "" || mgr.Ledger.StillUsable(pm.uid)
+// keepPlace moves the member to another card of its node if its card is missing, unhealthy or over-full. If none has room, it ends the plan and
+// returns false.
+func (mgr *Manager) keepPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
+	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) || mgr.movePlace(m, pm, []string{pm.node}, now) {
+		return true
+	}
+	if r.plan.isOpen() {
+		mgr.failLast(r, reasons.GroupPlaceLost, now)
+	} else {
+		mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
+	}
+	return false
 }
 
-// lostPlace reports whether a place of the plan isn't usable.
-func (mgr *Manager) lostPlace(p *plan) bool {
-	return slices.ContainsFunc(p.order, func(pm *plannedMember) bool { return !mgr.isUsable(pm) })
-}
-
-// keepPlaces moves the members whose places aren't usable to other cards of their nodes. If one has no room there, it ends the plan and returns
-// false.
+// keepPlaces is keepPlace for all members of a plan whose barrier hasn't opened.
 func (mgr *Manager) keepPlaces(r *run, now time.Time) bool {
 	for _, pm := range r.plan.order {
-		if !mgr.isUsable(pm) && !mgr.movePlace(r.members[pm.uid], pm, []string{pm.node}, now) {
-			mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
+		if !mgr.keepPlace(r, r.members[pm.uid], pm, now) {
 			return false
 		}
 	}
@@ -161,7 +171,7 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 // retried together, until twice the patience has passed. Otherwise the plan has failed.
 func (mgr *Manager) timeOut(r *run, now time.Time) {
 	p := r.plan
-	if p.count[memberArrived] <= p.mostArrived || mgr.lostPlace(p) || now.Sub(p.made) >= 2*mgr.Patience {
+	if p.count[memberArrived] <= p.mostArrived || now.Sub(p.made) >= 2*mgr.Patience {
 		mgr.abandonPlan(r, reasons.GroupTimedOut, now)
 		return
 	}

@@ -242,12 +242,6 @@ func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 // failure.
 func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 	p := r.plan
-	switch reason {
-	case reasons.GroupExpired, reasons.GroupTimedOut, reasons.GroupUnplaced:
-		if mgr.lostPlace(p) {
-			reason = reasons.GroupPlaceLost
-		}
-	}
 	mgr.endPlan(r, reason)
 	mgr.Observer.GangFailed(reason)
 	r.reservedFor += now.Sub(p.made)

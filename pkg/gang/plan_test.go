@@ -55,7 +55,7 @@ func TestLikeGroups(t *testing.T) {
 	now := begin.Add(time.Minute)
 	clear(mgr.noRoomFor)
 	for _, name := range []string{"second", "third", "first"} {
-		mgr.tryPlan(mgr.groups[Key{Name: name}][0], now)
+		mgr.tryPlan(mgr.groups[Key{Name: name}].runs[0], now)
 	}
 	check.Equal(t, "one that goes before has more groups that give way", []string{"second-0", "first-0"}, full.asked)
 }

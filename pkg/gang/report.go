@@ -21,6 +21,8 @@ type Report struct {
 	Size int
 	// Counted is the number of members that count towards Size: those that are bound, to be bound, or have succeeded.
 	Counted int
+	// Cardless is the number of the group's pods if none of them asks for cards. Such a group has no run, and is reported as incomplete.
+	Cardless int
 	// Bound and Pending are the names of the members with and without a node that exist, the oldest first. Pending includes
 	// members that don't count.
 	Bound, Pending []string
@@ -35,7 +37,7 @@ type Report struct {
 }
 
 // NewSnapshot returns a Manager that starts to lead with these members, as the API server alone shows them. Of the phases, it knows incomplete,
-// pending, running and broken. Members with the gate of fair sharing wait for their turn. podGroups is
+// pending, running and broken. Members that ask for no cards belong to no run, and those with the gate of fair sharing wait for their turn. podGroups is
 // nil if native groups are off.
 func NewSnapshot(members []Member, podGroups map[Key]PodGroup, now time.Time) *Manager {
 	gated := map[gpu.PodUID]bool{}
@@ -61,10 +63,13 @@ func NewSnapshot(members []Member, podGroups map[Key]PodGroup, now time.Time) *M
 func (mgr *Manager) Reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	for _, g := range mgr.groups {
-		for _, r := range g {
+		for _, r := range g.runs {
 			report := mgr.report(r)
 			report.Reason = cmp.Or(report.Reason, g.belowMinCount(r))
 			out = append(out, report)
+		}
+		if len(g.runs) == 0 && g.cardless > 0 {
+			out = append(out, Report{Group: g.key, Cardless: g.cardless, Reason: reasons.GroupCardless(g.cardless)})
 		}
 	}
 	leads = mgr.leading

@@ -22,11 +22,7 @@ type run struct {
 	// order are the members, the oldest first; nil until it is needed. A group can have thousands, of which one changes.
 	order []*member
 	tally
-	// accepted are the controllers whose pods join the run once it is running: a pod of theirs was bound, or existed when all members that the run needs
-	// were bound. The value is true if they join it even while no member is bound: a pod of theirs has succeeded, or the controller creates fewer than a
-	// run needs.
-	accepted map[string]bool
-	phase    Phase
+	phase Phase
 	// since is when the run began to be incomplete, to wait for its bind, to run, or to be evicted.
 	since time.Time
 	// created is when the oldest member was created, even if that member doesn't exist any more.
@@ -60,15 +56,13 @@ type run struct {
 	stalled  bool
 	// lastEvent is the reason and text of the latest Event.
 	lastEvent string
+	removed   bool
 }
 
 // add counts a member n times, see tally.add.
 func (r *run) add(m *member, n int) {
 	r.tally.add(m, n)
 	r.needs = nil
-	if m.Node != "" {
-		r.accept(m.Controller, m.counted == succeeded)
-	}
 }
 
 // recount makes a change of a member, and updates what the member counts as in its run.
@@ -100,7 +94,9 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	}
 	switch {
 	case r.phase == PhaseRunning:
-		mgr.rehome(r, now)
+		if r.counts[bound] == 0 || r.controllers[""] != nil { // Otherwise it takes the pods that it took before.
+			mgr.rehome(r, now)
+		}
 	case r.whole():
 		mgr.becomeWhole(r, now)
 	case r.phase == PhaseBinding:
@@ -135,6 +131,7 @@ func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	case PhasePending:
 		mgr.requeueUnknown(r, now)
 	case PhaseBroken:
+		mgr.startVerification(r, now)
 		mgr.requeueUnknown(r, now)
 	}
 }
@@ -203,19 +200,24 @@ func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
 
 // startReport makes reportIncomplete wait for further members.
 func (mgr *Manager) startReport(r *run, now time.Time) {
-	if r.existing() != r.reported {
-		r.reported, r.reportAt, r.stalled = r.existing(), now.Add(mgr.Patience), false
+	if r.existing() == r.reported {
+		return
 	}
+	r.reported, r.reportAt, r.stalled = r.existing(), now.Add(mgr.Patience), false
 }
 
 // reportIncomplete continues a run that gets no more members. If its controllers continue an earlier run, its members join that one. Otherwise
 // it records an Event. Often the missing members will never be created: by default a StatefulSet creates its next pod only when the previous
 // one is ready, and a Job has at most as many pods at a time as its parallelism.
 func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
-	if r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0 || r.stalled || now.Before(r.reportAt) {
+	switch {
+	case r.reportAt.IsZero(), now.Before(r.reportAt):
+		return
+	case r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0:
+		r.reportAt, r.reported, r.stalled = time.Time{}, 0, false
 		return
 	}
-	r.stalled = true
+	r.reportAt, r.stalled = time.Time{}, true
 	if mgr.continues(r) {
 		mgr.requeueParked(r)
 		mgr.rehome(r, now)

@@ -24,9 +24,11 @@ func TestSnapshot(t *testing.T) {
 	}
 	ended := member("e", train, "2", "job-2")
 	ended.Ended, ended.Succeeded = true, true
+	cardless := member("x", other, "", "")
+	cardless.Cardless = true
 	got, _ := NewSnapshot([]Member{
 		member("f", train, "", "job-3"), member("b", train, "1", "job-1"), member("a", train, "1", "job-1"),
-		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"),
+		member("d", train, "2", "job-2"), ended, member("c", other, "9", "job-9"), member("g", other, "", "job-9"), cardless,
 	}, nil, now).Reports()
 	want := []Report{
 		{

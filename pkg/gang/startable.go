@@ -11,9 +11,9 @@ import (
 
 // Startable are the unbound members of a group that may be placed.
 type Startable struct {
-	// Together are those that must be bound together; none if too few exist. ShapeKey is that of their queue.Profile.
+	// Together are those that must be bound together; none if too few exist. Shape is their queue.Profile.ShapeKey.
 	Together []gpu.PodUID
-	ShapeKey string
+	Shape    string
 	// Alone are those that are placed like single pods, because their run is running. Completing are those of them that a run needs of which others run.
 	// They come first in the queue, with fair sharing before other pods of their tenant, unless a member of the run was bound less than the patience
 	// ago: a run that breaks again and again must not take all turns.
@@ -24,7 +24,11 @@ type Startable struct {
 func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for _, r := range mgr.groups[key] {
+	g := mgr.groups[key]
+	if g == nil || !mgr.leading {
+		return Startable{}
+	}
+	for _, r := range g.runs {
 		switch {
 		case r.phase == PhaseRunning:
 			lacks := 0
@@ -38,7 +42,7 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 				}
 			}
 		case r.phase != PhaseEvicting && r.enough() && r.membershipClear(now):
-			s.ShapeKey = mgr.profile(r).ShapeKey
+			s.Shape = mgr.profile(r).ShapeKey
 			for _, m := range r.needed().members {
 				s.Together = append(s.Together, m.UID)
 			}
@@ -53,10 +57,14 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 func (mgr *Manager) Surplus(key Key) (surplus []gpu.PodUID) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	for _, r := range mgr.groups[key] {
+	g := mgr.groups[key]
+	if g == nil || !mgr.leading {
+		return nil
+	}
+	for _, r := range g.runs {
 		n := r.counts[bound]
 		if !mgr.placesAlone(key) && len(r.sizes) > 0 {
-			n += r.counts[succeeded] - slices.Min(slices.Collect(maps.Keys(r.sizes)))
+			n += r.succeededCounted - slices.Min(slices.Collect(maps.Keys(r.sizes)))
 		}
 		if r.phase != PhaseRunning || n <= 0 {
 			continue

@@ -89,7 +89,7 @@ func (mgr *Manager) Phases() map[Phase]int {
 		out[phase] = 0
 	}
 	for _, g := range mgr.groups {
-		for _, r := range g {
+		for _, r := range g.runs {
 			if r.counts[other]+r.counts[succeeded] < len(r.members) || r.phase == PhaseBinding {
 				out[r.shownPhase()]++
 			}

@@ -8,19 +8,31 @@ import (
 
 // recount counts members from scratch, in what a run reads of its tally.
 func recount(members map[int]*member) map[string]any {
-	counts, priorities := [categories]int{}, map[int32]bool{}
-	var size, marked int
+	counts, sizes, active, priorities := [categories]int{}, map[int]bool{}, map[string]bool{}, map[int32]bool{}
+	var finished, marked int
 	for _, m := range members {
 		counts[m.counted]++
 		if m.MarkedWhole {
 			marked++
 		}
 		if m.counted != other && m.counted != succeeded && m.Size > 0 {
-			size = max(size, m.Size)
+			sizes[m.Size] = true
 		}
 		if m.counted == pending || m.counted == bound {
-			priorities[m.Priority] = true
+			active[m.Controller], priorities[m.Priority] = true, true
 		}
+	}
+	for _, m := range members {
+		if m.counted == succeeded && m.Controller != "" && active[m.Controller] {
+			finished++
+		}
+	}
+	size := 0
+	for n := range sizes {
+		size = n
+	}
+	if len(sizes) > 1 {
+		size = 0
 	}
 	lowest, known := int32(0), false
 	for p := range priorities {
@@ -29,14 +41,14 @@ func recount(members map[int]*member) map[string]any {
 		}
 	}
 	return map[string]any{
-		"counts": counts, "size": size, "marked": marked, "priority": lowest,
-		"whole": marked > 0 || size > 0 && counts[bound]+counts[succeeded] >= size,
+		"counts": counts, "size": size, "finished": finished, "marked": marked, "priority": lowest,
+		"whole": marked > 0 || size > 0 && counts[bound]+finished >= size,
 	}
 }
 
 func (t *tally) summary() map[string]any {
 	return map[string]any{
-		"counts": t.counts, "size": t.size(), "marked": t.marked, "priority": t.priority(), "whole": t.whole(),
+		"counts": t.counts, "size": t.size(), "finished": t.succeededCounted, "marked": t.marked, "priority": t.priority(), "whole": t.whole(),
 	}
 }
 
@@ -90,4 +102,42 @@ func FuzzTally(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAccepts checks which controllers' pods join a run that is running.
+func TestAccepts(t *testing.T) {
+	runs, ended := Member{Node: "n"}, Member{Node: "n", Ended: true}
+	done := Member{Node: "n", Ended: true, Succeeded: true}
+	of := func(controller string, m Member) Member { m.Controller = controller; return m }
+	for name, tc := range map[string]struct {
+		members []Member
+		accepts map[string]bool
+	}{
+		"a controller replaces its member while another one runs": {
+			[]Member{of("job", runs), of("job", ended)}, map[string]bool{"job": true, "next": false, "": false},
+		},
+		"also if the other one belongs to another controller": {
+			[]Member{of("workers", runs), of("leader", ended)}, map[string]bool{"workers": true, "leader": true},
+		},
+		"no member runs any more": {[]Member{of("job", ended)}, map[string]bool{"job": false}},
+		"no member runs, but the controller's pods succeed one after the other": {
+			[]Member{of("job", done), of("other", ended)}, map[string]bool{"job": true, "other": false},
+		},
+		"pods without a controller, while one of them runs": {[]Member{runs}, map[string]bool{"": true, "job": false}},
+		"pods without a controller, afterwards":             {[]Member{ended, of("job", runs)}, map[string]bool{"": false, "job": true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tally := newTally()
+			for _, m := range tc.members {
+				member := &member{Member: m}
+				member.counted = member.category()
+				tally.add(member, 1)
+			}
+			for controller, want := range tc.accepts {
+				if got := tally.accepts(controller); got != want {
+					t.Errorf("a pod of %q: %t, want %t", controller, got, want)
+				}
+			}
+		})
+	}
 }

@@ -282,21 +282,31 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:
-		return reasons.GroupBroken(r.counts[bound]+r.counts[succeeded], r.size()).Because(r.waitsFor)
+		if r.size() == 0 {
+			return r.disagree()
+		}
+		return reasons.GroupBroken(r.counts[bound]+r.succeededCounted, r.size()).Because(r.waitsFor)
 	case PhaseEvicting:
 		return reasons.GroupEvicting
 	}
 	return mgr.incomplete(r)
 }
 
-// incomplete returns the reason for members of a run that has too few.
+// incomplete returns the reason for members of a run that has too few: how many members exist, and why other pods don't count.
 func (mgr *Manager) incomplete(r *run) reasons.Group {
+	if r.size() == 0 {
+		return r.disagree()
+	}
 	reason := reasons.GroupIncomplete(r.existing(), r.size())
-	switch n := r.counts[ineligible]; {
-	case n > 0:
-		return reason.Ineligible(n)
-	case r.stalled:
-		return reason.Stalled()
+	if n := r.counts[ineligible]; n > 0 {
+		reason = reason.Ineligible(n, r.firstName(func(m *member) bool { return m.counted == ineligible }))
+	}
+	asking, cardless := r.existing()+r.counts[ineligible], mgr.groups[r.key].cardless
+	switch {
+	case asking < r.size() && asking+cardless >= r.size():
+		reason = reason.Cardless(cardless)
+	case r.stalled && asking == r.existing():
+		reason = reason.Stalled(r.workload())
 	}
 	return reason
 }
@@ -313,4 +323,46 @@ func (r *run) awaitsOthers() reasons.Group {
 		return reasons.GroupAwaitsOthers
 	}
 	return reasons.GroupAwaitsOthers.OfSchedulers(slices.Sorted(maps.Keys(names)))
+}
+
+// workload returns the kind of the workload that all pending members are of; empty if there is none.
+func (r *run) workload() string {
+	kinds := map[string]bool{}
+	for _, m := range r.members {
+		switch {
+		case m.counted != pending:
+		case m.LeaderWorkerSet:
+			kinds["LeaderWorkerSet"] = true
+		default:
+			kinds[m.Kind] = true
+		}
+	}
+	if len(kinds) != 1 {
+		return ""
+	}
+	return slices.Collect(maps.Keys(kinds))[0]
+}
+
+// firstName returns the name that sorts first of the members that pass.
+func (r *run) firstName(pass func(*member) bool) (first string) {
+	for _, m := range r.members {
+		if pass(m) && (first == "" || m.Name < first) {
+			first = m.Name
+		}
+	}
+	return first
+}
+
+// disagree returns the reason of members that say different sizes, with the first pod of each size, for three sizes at most.
+func (r *run) disagree() reasons.Group {
+	sizes := slices.Sorted(maps.Keys(r.sizes))
+	sizes = sizes[:min(len(sizes), 3)]
+	var pods []string
+	for _, size := range sizes {
+		pods = append(pods, r.firstName(func(m *member) bool { return m.counted != other && m.counted != succeeded && m.Size == size }))
+	}
+	if len(pods) < 2 {
+		return reasons.GroupDisagrees
+	}
+	return reasons.GroupDisagrees.Says(pods, sizes)
 }

@@ -37,9 +37,9 @@ func TestStatus(t *testing.T) {
 	mgr.SetMember(newMember("a", 0, sized(2)), at)
 	want("a", "incomplete since 0s, gang: 1 of 2 members exist")
 	mgr.SetMember(newMember("b", 0, sized(2), func(m *Member) { m.GatedOtherwise = true }), at)
-	want("a", "incomplete since 0s, gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group")
+	want("a", "incomplete since 0s, gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as b")
 	mgr.SetMember(newMember("b", 60, sized(3)), at)
-	want("a", "incomplete since 0s, gang: 2 of 3 members exist")
+	want("a", "incomplete, gang: invalid group: the members disagree on the group's size: a says 2, b says 3")
 	at = at.Add(time.Minute)
 	mgr.SetMember(newMember("b", 60, sized(2)), at) // So the group waits since its last member was created, whichever process has led since when.
 	want("a", "pending since 1m0s, gang: kube-scheduler hasn't tried all other members yet")
@@ -71,9 +71,11 @@ func TestStatus(t *testing.T) {
 	mgr.StopLeading(at)
 	mgr.SetMember(newMember("d", 0), at)
 	want("d", "doesn't wait")
-	for _, uid := range []gpu.PodUID{"d", "not seen yet"} {
-		if _, whole := mgr.Membership(uid); whole {
-			t.Errorf("%s is placed like a single pod", uid)
+	launcher := newMember("launcher", 0, func(m *Member) { m.Cardless = true })
+	mgr.SetMember(launcher, at)
+	for uid, want := range map[gpu.PodUID]bool{"d": false, "not seen yet": false, "launcher": true} {
+		if _, whole := mgr.Membership(uid); whole != want {
+			t.Errorf("%s is placed like a single pod: %t", uid, whole)
 		}
 	}
 }

@@ -7,17 +7,15 @@ import (
 	"time"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/reasons"
-	"github.com/gpushare/gpushare/test/check"
 )
 
 // controllers is the fixture (eight cards) with pods of named controllers.
 type controllers struct{ *fixture }
 
-// add creates pods of a card each.
+// add creates pods of a card each. The pods of a LeaderWorkerSet name the controller after its kind.
 func (c controllers) add(n int, group string, size int, controller string, edits ...memberEdit) (added []*pod) {
 	for range n {
-		m := Member{Pod: gpu.Pod{Request: 16}, Gang: Key{Namespace: "default", Name: group}, Size: size, Template: "t", Controller: controller}
+		m := Member{Pod: gpu.Pod{Request: 16}, Gang: Key{Namespace: "default", Name: group}, Size: size, Template: "t", Controller: controller, Kind: "Job"}
 		added = append(added, c.fixture.add(m, edits...))
 	}
 	return added
@@ -62,7 +60,7 @@ func (c controllers) wantBound(what string, pods []*pod, want ...int) {
 	}
 }
 
-func ofLeaderWorkerSet(m *Member) { m.LeaderWorkerSet = true }
+func ofLeaderWorkerSet(m *Member) { m.LeaderWorkerSet, m.Kind = true, "StatefulSet" }
 
 // replica creates a replica of a LeaderWorkerSet: a leader of the StatefulSet of all leaders, and workers of a StatefulSet of their own.
 func (c controllers) replica(group string, i, generation, size, number int) []*pod {
@@ -137,8 +135,8 @@ func TestTwoJobsAreCreated(t *testing.T) {
 	for range 4 {
 		first = append(first, c.add(1, "train", 4, "job-1")...)
 		second = append(second, c.add(1, "train", 4, "job-2")...)
-		if s := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(s.Together) > 0 || s.ShapeKey != "") {
-			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), s.Together, s.ShapeKey)
+		if s := c.manager.Startable(first[0].Gang, c.now); len(first) < 4 && (len(s.Together) > 0 || s.Shape != "") {
+			t.Errorf("%d pods of each job exist, and fair sharing may start %v of shape %q", len(first), s.Together, s.Shape)
 		}
 		c.tryAll()
 		c.advance(200 * time.Millisecond)
@@ -291,15 +289,33 @@ func TestJobOfJobSetAgain(t *testing.T) {
 	}
 }
 
-// A reason that doesn't end by itself says what a workload needs.
+// A reason that doesn't end by itself says what the workload's kind needs.
 func TestStalled(t *testing.T) {
-	c := controllers{newFixture(t)}
-	p := c.add(1, "group", 3, "controller")[0]
-	c.advance(testPatience - time.Second)
-	status, _ := c.manager.Status(p.UID)
-	check.Equal(t, "the reason before the patience", reasons.GroupIncomplete(1, 3), status.Reason)
-	c.advance(2 * time.Second)
-	status, _ = c.manager.Status(p.UID)
-	check.Equal(t, "the reason", reasons.GroupIncomplete(1, 3).Stalled(), status.Reason)
-	check.Equal(t, "Events", []string{"GangIncomplete: The group waits: " + status.Reason.Words}, c.events)
+	const refused = "; if pods are refused, as by a quota, the Events of their controller say why"
+	ofKind := func(kind string) memberEdit { return func(m *Member) { m.Kind = kind } }
+	for kind, want := range map[string]string{
+		"StatefulSet":     "1 of 3 members exist; a StatefulSet creates all pods at once only with podManagementPolicy Parallel" + refused,
+		"LeaderWorkerSet": "1 of 3 members exist; a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated" + refused,
+		"ReplicaSet":      "1 of 3 members exist; the replicas of a Deployment must be at least the group's number" + refused,
+		"Job":             "1 of 3 members exist; a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count" + refused,
+		"RayCluster":      "1 of 3 members exist; all must be created at once" + refused,
+	} {
+		c := controllers{newFixture(t)}
+		edit := ofKind(kind)
+		if kind == "LeaderWorkerSet" {
+			edit = ofLeaderWorkerSet
+		}
+		p := c.add(1, "group", 3, "controller", edit)[0]
+		c.advance(testPatience - time.Second)
+		if status, _ := c.manager.Status(p.UID); status.Reason.Words != "1 of 3 members exist" {
+			t.Errorf("%s: before the patience the reason is %q", kind, status.Reason.Words)
+		}
+		c.advance(2 * time.Second)
+		if status, _ := c.manager.Status(p.UID); status.Reason.Words != want {
+			t.Errorf("%s: the reason is %q, want %q", kind, status.Reason.Words, want)
+		}
+		if event := "GangIncomplete: The group waits: " + want; !slices.Contains(c.events, event) {
+			t.Errorf("%s: no Event %q in %q", kind, event, c.events)
+		}
+	}
 }

@@ -22,12 +22,14 @@ type groupState struct {
 	messages map[types.NamespacedName]string
 	// reported are the extender's reasons for groups, from these messages.
 	reported map[gang.Key]reasons.Group
+	// cardless are the numbers of pods that name a group and ask for no cards.
+	cardless map[gang.Key]int
 }
 
 // newGroupState returns the state of the groups of the pods. podGroups is nil if native groups don't count. Pods of a PodGroup that places them one by
 // one are in no group.
 func newGroupState(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now time.Time) groupState {
-	s := groupState{messages: map[types.NamespacedName]string{}, reported: map[gang.Key]reasons.Group{}}
+	s := groupState{messages: map[types.NamespacedName]string{}, reported: map[gang.Key]reasons.Group{}, cardless: map[gang.Key]int{}}
 	var members []gang.Member
 	for _, pod := range pods {
 		m := clustercache.NewPodInfo(pod).Member
@@ -35,6 +37,9 @@ func newGroupState(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now
 			continue
 		}
 		members = append(members, *m)
+		if m.Cardless && !m.Ended && !m.Leaving {
+			s.cardless[m.Gang]++
+		}
 		for _, condition := range pod.Status.Conditions {
 			if condition.Type == corev1.PodScheduled {
 				s.messages[types.NamespacedName{Namespace: m.Namespace, Name: m.Name}] = condition.Message
@@ -66,7 +71,7 @@ func (s groupState) runs() (out []gang.Report) {
 }
 
 // ended reports whether no member is left that runs or waits.
-func ended(r *gang.Report) bool { return len(r.Bound)+len(r.Pending) == 0 }
+func ended(r *gang.Report) bool { return len(r.Bound)+len(r.Pending)+r.Cardless == 0 }
 
 // of returns the run's state, and why members of it are pending.
 func (s groupState) of(r *gang.Report) (state, reason string) {

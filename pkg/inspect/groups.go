@@ -45,9 +45,11 @@ type Group struct {
 	// Size is the number of members that must be bound together, 0 if unknown.
 	Size int `json:"size"`
 	// Members is the number of pods that ask for cards and haven't ended, Bound the number of those with a node.
-	Members int    `json:"members"`
-	Bound   int    `json:"bound"`
-	State   string `json:"state"`
+	Members int `json:"members"`
+	Bound   int `json:"bound"`
+	// Cardless is the number of pods that ask for no cards. They don't count as members.
+	Cardless int    `json:"cardless"`
+	State    string `json:"state"`
 	// Since is since when the members wait: the creation time of the last one that the group needs, or of the oldest one if
 	// others are missing. It is left out if none waits.
 	Since *time.Time `json:"since,omitempty"`
@@ -105,7 +107,7 @@ func BuildGroups(pods []*corev1.Pod, podGroups map[gang.Key]gang.PodGroup, now t
 		state, reason := groups.of(&run)
 		group := Group{
 			Namespace: run.Group.Namespace, Name: run.Group.Name, Native: run.Group.Native, Run: run.ID, Size: run.Size, Bound: len(run.Bound),
-			Members: len(run.Bound) + len(run.Pending), State: state, Reason: reason,
+			Members: len(run.Bound) + len(run.Pending), Cardless: groups.cardless[run.Group], State: state, Reason: reason,
 		}
 		if group.Name == "" {
 			group.Pods = slices.Sorted(slices.Values(slices.Concat(run.Bound, run.Pending)))

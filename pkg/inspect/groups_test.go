@@ -85,13 +85,15 @@ func TestGroups(t *testing.T) {
 	want := strings.TrimLeft(`
 NAMESPACE  GROUP                               SIZE  MEMBERS  BOUND  STATE       WAITS SINCE           REASON
 default    <unnamed> i-0, i-1, i-2 and 3 more  ?     6        0      Invalid     -                     i-0: the pod has a group size and no group name: annotation scheduling.k8s.io/group-name is missing
+default    cardless                            ?     0        0      Incomplete  -                     none of its 2 pods asks for cards
 default    done                                ?     0        0      Ended       -                     -
 default    half                                2     2        1      Broken      -                     only 1 of 2 members are bound
 default    leaves                              2     1        1      Running     -                     -
-default    mpi                                 2     1        0      Incomplete  -                     1 of 2 members exist
-default    quarrels                            3     2        0      Incomplete  -                     2 of 3 members exist
+default    mpi                                 2     1        0      Incomplete  -                     1 of 2 members exist, and 1 that ask for no cards don't count
+default    quarrels                            ?     2        0      Invalid     -                     the members disagree on the group's size: e-0 says 2, e-1 says 3
 default    runs                                2     2        2      Running     -                     -
 default    short                               3     1        0      Incomplete  -                     1 of 3 members exist
+default    unsized                             ?     0        0      Incomplete  -                     none of its 1 pods asks for cards
 default    waits                               2     2        0      Pending     2026-07-01T11:05:00Z  there is no room for all members at once
 other      elsewhere                           1     1        0      Pending     -                     kube-scheduler hasn't tried all other members yet
 `, "\n")
@@ -100,7 +102,7 @@ other      elsewhere                           1     1        0      Pending    
 		t.Errorf("stderr %q, %v", aside, err)
 	}
 	check.Equal(t, "the result", want, out)
-	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 10 {
+	if out, _, err := execute(t, api, "--groups", "--no-headers"); err != nil || !strings.HasPrefix(out, "default  <unnamed> ") || strings.Count(out, "\n") != 12 {
 		t.Errorf("rows alone: %v\n%s", err, out)
 	}
 	for _, format := range []string{"json", "yaml"} {
@@ -150,7 +152,7 @@ func TestGroupRuns(t *testing.T) {
 		},
 		"a group that is bound in part, and a pod with another number": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4), pending("c").created(4).member("g", 3)},
-			[]string{"1: Broken 1/3: only 1 of 3 members are bound"},
+			[]string{"1: Invalid 1/3: the members disagree on the group's size: a says 2, c says 3"},
 		},
 		"the extender knows that a member was deleted before all were bound": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6).refused("0/1 nodes are available: 1 gang: only 1 of 2 members are bound, the group is retried after a pause.")},
@@ -161,7 +163,7 @@ func TestGroupRuns(t *testing.T) {
 			[]string{"1: Broken 1/2: the group was partially bound, and is being evicted"},
 		},
 		"members with scheduling gates don't count": {
-			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group"},
+			[]podBuilder{pending("a").gated("quota"), pending("b")}, []string{": Incomplete 0/2: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as a"},
 		},
 		"but those with the gate of fair shares do": {
 			[]podBuilder{pending("a").gated(protocol.GateFairShare), pending("b")}, []string{": Pending 0/2: not all members have had their turn by fair sharing"},

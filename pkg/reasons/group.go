@@ -1,6 +1,7 @@
 package reasons
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -20,6 +21,7 @@ type Group struct {
 var (
 	GroupUnknown      = Group{"the extender doesn't know this pod yet"}
 	GroupStarting     = Group{"the extender has just started to lead"}
+	GroupDisagrees    = Group{invalidGroup + "the members disagree on the group's size"}
 	GroupAwaitsOthers = Group{"kube-scheduler hasn't tried all other members yet"}
 	GroupAwaitsTurn   = Group{"not all members have had their turn by fair sharing"}
 	GroupUnclear      = Group{"its members are of several controllers, and none of these has enough for the group"}
@@ -56,13 +58,13 @@ var GroupFailures = map[Group]string{
 // Groups returns all reasons with constant words.
 func Groups() []Group {
 	return slices.AppendSeq([]Group{
-		GroupUnknown, GroupStarting, GroupAwaitsOthers, GroupAwaitsTurn, GroupUnclear, GroupNoRoom, GroupPaused,
+		GroupUnknown, GroupStarting, GroupDisagrees, GroupAwaitsOthers, GroupAwaitsTurn, GroupUnclear, GroupNoRoom, GroupPaused,
 		GroupBehindFailed, GroupOlderFirst, GroupSurplus, GroupBinding, GroupOutsideSample, GroupEvicting,
 	}, maps.Keys(GroupFailures))
 }
 
-// GroupIncomplete says that of the members that must be bound together only some exist. No number follows a comma and a space: kube-scheduler
-// separates the reasons of nodes so.
+// GroupIncomplete says that of the members that must be bound together only some exist. Ineligible and Cardless add why others
+// don't count. No number follows a comma and a space: kube-scheduler separates the reasons of nodes so.
 func GroupIncomplete(existing, size int) Group {
 	return Group{fmt.Sprintf("%d of %d members exist", existing, size)}
 }
@@ -72,9 +74,14 @@ func (g Group) OfSchedulers(names []string) Group {
 	return g.and(": they name the schedulers %s", strings.Join(names[:min(len(names), 3)], " and "))
 }
 
-// Ineligible adds that n members don't count.
-func (g Group) Ineligible(n int) Group {
-	return g.and("; not counted: %d with scheduling gates or an invalid group", n)
+// Ineligible adds that n members don't count, such as the named pod.
+func (g Group) Ineligible(n int, pod string) Group {
+	return g.and("; not counted: %d with scheduling gates or an invalid group, such as %s", n, pod)
+}
+
+// Cardless adds that n members don't count, because they ask for no cards.
+func (g Group) Cardless(n int) Group {
+	return g.and(", and %d that ask for no cards don't count", n)
 }
 
 // Unfinished adds that fewer pods of a PodGroup exist than kube-scheduler needs to try one of them, after the PodGroup ran.
@@ -82,14 +89,31 @@ func (g Group) Unfinished() Group {
 	return g.and("; kube-scheduler tries no pod of a PodGroup that has fewer, and doesn't count pods that have ended")
 }
 
-// Stalled adds that no further members were created for a while.
-func (g Group) Stalled() Group {
-	return g.and("; all must exist at once and ask for cards; completed pods that were removed don't count; if pods are refused, as by a quota, the Events of their controller say why")
+// atOnce says how a workload of the kind creates all members at once.
+var atOnce = map[string]string{
+	"StatefulSet":     "a StatefulSet creates all pods at once only with podManagementPolicy Parallel",
+	"LeaderWorkerSet": "a LeaderWorkerSet creates all pods of a replica at once only with startupPolicy LeaderCreated",
+	"Job":             "a Job has no more pods at a time than its parallelism, and completed pods that were removed don't count",
+	"ReplicaSet":      "the replicas of a Deployment must be at least the group's number",
+}
+
+// Stalled adds why no further members are created, if all are of a workload of this kind.
+func (g Group) Stalled(kind string) Group {
+	g = g.and("; %s", cmp.Or(atOnce[kind], "all must be created at once"))
+	if kind == "" {
+		return g
+	}
+	return g.and("; if pods are refused, as by a quota, the Events of their controller say why")
 }
 
 func (g Group) and(format string, args ...any) Group {
 	g.Words += fmt.Sprintf(format, args...)
 	return g
+}
+
+// GroupCardless says that none of the group's pods asks for cards.
+func GroupCardless(pods int) Group {
+	return Group{fmt.Sprintf("none of its %d pods asks for cards", pods)}
 }
 
 // GroupArriving says that the group has a plan, and its members are on their way to it.
@@ -112,6 +136,15 @@ func (g Group) Because(why Group) Group {
 
 // GroupInvalid is a problem that only a change of the pods can end.
 func GroupInvalid(problem string) Group { return Group{invalidGroup + problem} }
+
+// Says adds which sizes pods of a group say that disagrees.
+func (g Group) Says(pods []string, sizes []int) Group {
+	separator := ": "
+	for i, pod := range pods {
+		g, separator = g.and("%s%s says %d", separator, pod, sizes[i]), ", "
+	}
+	return g
+}
 
 // Invalid reports whether only a change of the pods can end the reason.
 func (g Group) Invalid() bool { return strings.HasPrefix(g.Words, invalidGroup) }

@@ -57,10 +57,11 @@ func TestKept(t *testing.T) {
 // The reasons of groups are found again in the message of a filter call and of a bind.
 func TestGroupsRoundTrip(t *testing.T) {
 	groups := append(Groups(),
-		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2), GroupArriving(2, 4),
-		GroupIncomplete(1, 4).Stalled(),
+		GroupIncomplete(3, 4), GroupIncomplete(1, 9).Ineligible(2, "b").Cardless(1), GroupArriving(2, 4),
+		GroupIncomplete(1, 4).Stalled("StatefulSet"), GroupIncomplete(1, 4).Stalled("LeaderWorkerSet"), GroupIncomplete(1, 4).Stalled("Job"),
+		GroupIncomplete(1, 4).Stalled("ReplicaSet"), GroupIncomplete(1, 4).Stalled(""),
 		GroupBroken(3, 4), GroupBroken(3, 4).Because(GroupNoRoom), GroupBroken(3, 4).Because(Group{}), GroupInvalid("the pod has a group size and no group name"),
-		GroupInvalid(`annotation x is "a. b, 3 c: \\\""`),
+		GroupInvalid(`annotation x is "a. b, 3 c: \\\""`), GroupDisagrees.Says([]string{"a", "b"}, []int{2, 3}),
 		GroupAwaitsOthers.OfSchedulers([]string{"2nd", "default-scheduler", "my.scheduler", "volcano"}),
 	)
 	for _, want := range groups {

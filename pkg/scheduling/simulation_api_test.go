@@ -307,9 +307,8 @@ func (a *apiServer) create(name string, spec podSpec, by owner, j *job, member i
 	a.pods[name] = p
 	a.order = append(a.order, p)
 	a.set(p)
-	p.group = "" // A label completes it, and pods that ask for no cards have none.
-	if m := p.info.Member; m != nil {
-		p.group = m.Gang.Name
+	if spec.group != "" {
+		p.group = p.info.Member.Gang.Name // A label completes it.
 	}
 	a.w.trace("api: created %s %s (memory %d, cpu %d, priority %d, group %s/%d)", name, p.uid(), spec.memory, spec.cpu, spec.priority, spec.group, spec.size)
 	return p

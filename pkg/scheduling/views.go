@@ -90,5 +90,5 @@ func (s *Scheduler) Groups() ([]gang.Report, error) {
 	if !leads {
 		return nil, errors.New("only the replica that leads knows the state of groups, and this one doesn't lead")
 	}
-	return slices.DeleteFunc(reports, func(r gang.Report) bool { return len(r.Bound)+len(r.Pending) == 0 }), nil
+	return slices.DeleteFunc(reports, func(r gang.Report) bool { return len(r.Bound)+len(r.Pending)+r.Cardless == 0 }), nil
 }

@@ -173,12 +173,12 @@ func TestViewRuns(t *testing.T) {
 	train := gang.Key{Namespace: "ns", Name: "train"}
 	since := time.UnixMilli(1_800_000_000_000)
 	got := viewRuns([]gang.Report{
-		{Group: gang.Key{Namespace: "ns", Name: "eval"}, Reason: reasons.GroupIncomplete(1, 2)},
+		{Group: gang.Key{Namespace: "ns", Name: "eval"}, Reason: reasons.GroupCardless(2)},
 		{Group: train, Phase: gang.PhaseRunning, Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since},
 		{Group: train, Phase: gang.PhaseBroken, Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16, Problem: "its size is no number", Since: since},
 	})
 	want := []runView{
-		{Namespace: "ns", Name: "eval", Phase: "incomplete", Reason: "1 of 2 members exist"},
+		{Namespace: "ns", Name: "eval", Phase: "incomplete", Reason: "none of its 2 pods asks for cards"},
 		{Namespace: "ns", Name: "train", Phase: "running", Size: 2, Counted: 2, Bound: []string{"a", "b"}, Memory: 16, Since: since.UnixMilli()},
 		{
 			Namespace: "ns", Name: "train", Phase: "broken", Size: 2, Counted: 2, Bound: []string{"c"}, Pending: []string{"d"}, Memory: 16,

@@ -173,7 +173,7 @@ func TestGroupsAndSharesDocumented(t *testing.T) {
 		}
 	}
 	_, section, _ := strings.Cut(read(t, "docs/events.md"), "\n### What a group or a turn waits for")
-	for _, reason := range append(reasons.Groups(), reasons.GroupIncomplete(3, 4), reasons.GroupArriving(2, 4), reasons.GroupBroken(1, 4), reasons.GroupInvalid("…")) {
+	for _, reason := range append(reasons.Groups(), reasons.GroupIncomplete(3, 4), reasons.GroupCardless(4), reasons.GroupArriving(2, 4), reasons.GroupBroken(1, 4), reasons.GroupInvalid("…")) {
 		explains(section, "reason", reason.Words)
 	}
 	for _, obstacle := range reasons.Obstacles() {

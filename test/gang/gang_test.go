@@ -64,15 +64,17 @@ func TestMembers(t *testing.T) {
 	f.waitBound(map[string]int{"job": 4})
 	f.endGang("job")
 
-	// Members that name different numbers, annotations that contradict labels, and a launcher that requests no cards.
-	f.Create(f.member("x", 2, 0, card))
+	// Members that disagree on the size, annotations that contradict labels, and a launcher that requests no cards.
+	f.Create(f.member("x", 2, 0, card)) // The Event is on the oldest.
 	f.Create(f.member("x", 3, 1, card))
-	f.WaitUnschedulable("x-1", "2 of 3 members exist")
+	// On a slow machine x-0 is tried twice before x-1 exists, and then not again.
+	f.WaitUnschedulable("x-1", "the members disagree on the group's size")
 	f.Create(f.Pod("y-0", card).GroupLabels("y", 1).Annotation(protocol.AnnotationGroupName, "z").Annotation(protocol.AnnotationGroupSize, "1"))
 	f.waitRejected("y", 1, "annotations and labels disagree")
 	f.Create(f.Pod("mpi-launcher", 0).GroupLabels("mpi", 2), f.Pod("mpi-worker", card).GroupLabels("mpi", 2))
 	f.waitRejected("mpi", 1, "1 of 2 members exist")
-	f.WaitEvent("mpi-worker", "GangIncomplete", "ask for cards")
+	f.WaitEvent("mpi-worker", "GangIncomplete", "1 that ask for no cards")
+	f.WaitEvent("x-0", "GangInvalid", "disagree")
 	f.WaitEvent("y-0", "GangInvalid", "disagree")
 	f.Delete("x-1")
 	f.Create(f.member("x", 2, 1, card), f.Pod("mpi-worker-1", card).GroupLabels("mpi", 2))

@@ -270,9 +270,9 @@ func groups() []Mistake {
 	const size, name = protocol.AnnotationGroupSize, protocol.AnnotationGroupName
 	otherScheduler := reasons.GroupAwaitsOthers.OfSchedulers([]string{corev1.DefaultSchedulerName, "volcano"})
 	return []Mistake{
-		{Name: "members that name different numbers", Nodes: two(), Pods: list(pod("gd1", 2000, member("2")), pod("gd2", 2000, member("3"))), Pod: "gd1",
-			Wait:  wait("gang: 2 of 3 members exist"),
-			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 2 of 3 members exist"},
+		{Name: "members that disagree on the size", Nodes: two(), Pods: list(pod("gd1", 2000, member("2")), pod("gd2", 2000, member("3"))), Pod: "gd1",
+			Wait:  wait("gang: invalid group: the members disagree on the group's size: gd1 says 2, gd2 says 3"),
+			Cause: reasons.InvalidGroup, Words: "group default/train is invalid: the members disagree on the group's size: gd1 says 2, gd2 says 3"},
 		{Name: "a size that is no number", Nodes: two(), Pods: list(pod("p", 2000, member("two"))), Pod: "p",
 			Wait:  wait(`gang: invalid group: the group's size is not a positive integer up to 100000: annotation ` + size + ` is "two"`),
 			Cause: reasons.InvalidGroup, Words: `group default/train is invalid: the group's size is not a positive integer up to 100000: annotation ` + size + ` is "two"`},
@@ -306,8 +306,8 @@ func groups() []Mistake {
 			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: otherScheduler},
 			Cause: reasons.WaitsForGroup, Words: "group default/train waits: " + otherScheduler.Words},
 		{Name: "a member with an invalid size", Nodes: two(), Pods: list(pod("p", 2000, member("2")), pod("q", 2000, member("x"))), Pod: "p",
-			Wait:  wait("gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group"),
-			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group"},
+			Wait:  wait("gang: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"),
+			Cause: reasons.WaitsForGroup, Words: "group default/train waits: 1 of 2 members exist; not counted: 1 with scheduling gates or an invalid group, such as q"},
 		{Name: "a member that is larger than any card", Nodes: two(), Pods: list(pod("p", 9000, member("2")), pod("q", 2000, member("2"))), Pod: "p",
 			Wait:  &diagnosis.GroupWait{Group: "default/train", Reason: reasons.GroupAwaitsOthers},
 			Cause: reasons.TooLarge, Words: "no card is large enough for 9000 MiB: the largest has 8000 MiB, on n1; group default/train waits: kube-scheduler hasn't tried all other members yet"},

@@ -44,8 +44,8 @@ const explanations = {
   no_node: ["wrong", "Each node that shares GPU memory is excluded: by the pod's node selector, affinity or tolerations, by the node's own state, because its device plugin doesn't support several cards or cores, or because its isolation mode doesn't allow several cards or the pod's volume at /dev/shm. The message says which.",
     "Change the pod's constraints, or make a node available."],
 
-  incomplete: ["lack", "Too few members exist. Pods with scheduling gates or invalid annotations, and pods that ask for no cards, don't count.",
-    "Create all members at once. The reason says more once no member has come for some time."],
+  incomplete: ["lack", "Too few members exist. Pods with scheduling gates, with invalid annotations or of an unknown scheduler don't count; the reason names them.",
+    "Create all members at once. If no more are created, the reason says what a workload of their kind needs."],
   pending: ["wait", "Enough members exist, and no memory is reserved for them.",
     "Wait, request less, or add nodes, as the reason says."],
   planned: ["wait", "Memory is reserved for all members.", "Wait some seconds."],
