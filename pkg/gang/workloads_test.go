@@ -246,6 +246,43 @@ func TestLastIndexFails(t *testing.T) {
 	}
 }
 
+// A group of a job is bound but for one pod, and the bound pods succeed. They count for this job only: another one of the same group name is bound whole
+// or not at all.
+func TestCompletedPodsOfAnotherJob(t *testing.T) {
+	for name, lastExists := range map[string]bool{"the last pod is gone": false, "the last pod waits": true} {
+		t.Run(name, func(t *testing.T) {
+			c := controllers{newFixture(t)}
+			first := c.add(4, "train", 4, "job-1")
+			for _, p := range first {
+				c.try(p)
+			}
+			for _, fails := range []bool{false, true} {
+				for _, bind := range c.granted {
+					c.bind(bind, fails)
+				}
+				c.granted = nil
+				c.collectDecided()
+			}
+			c.wantBound("first job", first, 3)
+			c.fill(5) // No room for four.
+			second := c.add(4, "train", 4, "job-2")
+			for _, p := range first {
+				switch {
+				case p.Node != "":
+					c.end(p, true)
+				case !lastExists:
+					c.delete(p)
+				}
+			}
+			c.minutes(3)
+			c.wantBound("second job", second, 0)
+			if lastExists {
+				c.wantBound("first job", first, 4)
+			}
+		})
+	}
+}
+
 // All members of a job fail: their replacements are bound together again.
 func TestAllIndexesFail(t *testing.T) {
 	c := controllers{newFixture(t)}
