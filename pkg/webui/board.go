@@ -254,13 +254,13 @@ func (b *Board) State(since string) []byte {
 	if process, number, found := strings.Cut(since, "."); found && process == b.process {
 		has, _ = strconv.ParseUint(number, 10, 64)
 	}
-	switch {
-	case has == 0:
+	switch has {
+	case 0:
 		if b.complete == nil {
 			b.complete = encode(b.stateSince(0))
 		}
 		return b.complete
-	case has == b.revision:
+	case b.revision:
 		return nil
 	}
 	return encode(b.stateSince(has))
