@@ -76,7 +76,7 @@ const unsureOfAdapters = "the kubelet can't be asked which of several pods with 
 	"gpushare.aliyun.com/rdma"
 
 func (d Decision) rejectWithoutPort() Decision {
-	where := d.Pod.Over(len(d.Cards)).On(d.Indexes()...)
+	where := d.Pod.DemandOver(len(d.Cards)).On(d.Indexes()...)
 	return d.Reject(RefusedUnavailable,
 		"pod %s must have cards near an RDMA adapter, and near at least one of its cards no port is active any more: %s", d.Pod, where)
 }

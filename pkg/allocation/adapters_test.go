@@ -110,7 +110,7 @@ func TestAdaptersUnsure(t *testing.T) {
 			a, b := newPod("a", main(2), assumed(0, 1)), newPod("b", main(2), assumed(0, 2))
 			a.RDMA, b.RDMA = tc.rdma, tc.other
 			d := Decide(Snapshot{
-				Cards: tc.cards, Adapters: []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, Pods: []Pod{a, b}, Kubelet: &kubelet{unreachable: true}, Look: Live,
+				Cards: tc.cards, Adapters: []gpu.Adapter{{Name: "mlx5_0", Device: "uverbs0"}}, Pods: []Pod{a, b}, Kubelet: &kubelet{unreachable: true}, Freshness: Live,
 			}, 2)
 			rejected := ""
 			if d.Rejection != nil {

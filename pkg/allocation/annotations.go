@@ -11,10 +11,10 @@ import (
 // the annotations are correct. repair is true if they named other cards than those that the containers got. Only a pod whose cards
 // the node chose gets an assume time, equal to the assign time (protocol.Assignment.ChosenByNode). An existing one is never overwritten.
 func DueAnnotations(pod *Pod, given PodAllocations) (annotations map[string]any, repair bool) {
-	if pod.Terminal {
+	if pod.Ended {
 		return nil, false
 	}
-	lasting, has := given.Lasting(pod)
+	lasting, has := given.FirstWithCard(pod)
 	complete, at, byNode := true, time.Time{}, false
 	for _, container := range pod.Containers {
 		a, ok := given[container.Name]

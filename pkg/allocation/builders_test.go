@@ -86,7 +86,7 @@ func version(v uint64) podOption { return func(pod *Pod) { pod.Version = v } }
 
 func assigned(pod *Pod) { pod.Assigned = true }
 func leaving(pod *Pod)  { pod.Leaving = true }
-func ended(pod *Pod)    { pod.Terminal = true }
+func ended(pod *Pod)    { pod.Ended = true }
 func mirror(pod *Pod)   { pod.Mirror = true }
 func ran(pod *Pod)      { pod.Ran = true }
 

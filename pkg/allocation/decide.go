@@ -22,22 +22,22 @@ type Snapshot struct {
 	Preferred Preference
 	// Kubelet is asked which of several containers it starts.
 	Kubelet Kubelet
-	// Look is how recent Pods and Given are, and ReadError why the pods could not be read if it is Unread.
-	Look      Look
+	// Freshness is how recent Pods and Given are, and ReadError why the pods could not be read if it is Unread.
+	Freshness Freshness
 	ReadError error
 	// KubeletAge is the time since the plugin registered with the kubelet.
 	KubeletAge time.Duration
 }
 
-// Look is how recent a snapshot is. A call is decided from one snapshot, or from two.
+// Freshness is how recent a snapshot is. A call is decided from one snapshot, or from two.
 //
 //	Cached → Live    the decision was Outdated, and the pods were read
 //	Cached → Unread  the decision was Outdated, and the pods could not be read
-type Look int
+type Freshness int
 
 const (
 	// Cached means that Pods are those that the watch has delivered. It can be behind, so the container is only given its annotated cards.
-	Cached Look = iota
+	Cached Freshness = iota
 	// Live means that Pods were read from the API server, which has no others, and that Given was read again.
 	Live
 	// Unread means that Given was read again, and that Pods are those that the watch has delivered.
@@ -46,9 +46,9 @@ const (
 
 // Refreshed returns a snapshot in which Given was read again, and Pods from the API server, or the error with which that failed.
 func (s Snapshot) Refreshed(readError error) Snapshot {
-	s.Look, s.ReadError = Live, readError
+	s.Freshness, s.ReadError = Live, readError
 	if readError != nil {
-		s.Look = Unread
+		s.Freshness = Unread
 	}
 	return s
 }
@@ -129,9 +129,9 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 		d = s.withAdapters(d, match == ByOrder && m.differ(func(c Candidate) any { return c.Pod.RDMA })) // It must not get what another container asks for.
 	}
 	switch {
-	case s.Look == Cached && (d.Rejection != nil || d.Result != ResultAssumed):
+	case s.Freshness == Cached && (d.Rejection != nil || d.Result != ResultAssumed):
 		return Decision{Outdated: true}
-	case s.Look == Unread && d.Rejection != nil && d.Rejection.NoRoom:
+	case s.Freshness == Unread && d.Rejection != nil && d.Rejection.NoRoom:
 		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)
 	}
 	return d
@@ -140,7 +140,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 // noMatch rejects an allocation whose pod can't be found.
 func (m *matching) noMatch() Decision {
 	d := Decision{Match: ByNone}
-	if m.Look == Unread {
+	if m.Freshness == Unread {
 		return d.Reject(RefusedUnavailable, "no pod known here waits for %s units of GPU memory, and the API server can't be asked: %v", m.request, m.ReadError)
 	}
 	text := "no pod that the API server has on this node waits for %s units of GPU memory, and static pods are not supported"

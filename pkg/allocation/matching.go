@@ -82,11 +82,11 @@ func (m *matching) find() (Candidate, Match) {
 	if preferred >= 0 && m.preferenceHolds(candidates[preferred]) {
 		return candidates[preferred], m.Preferred.Match
 	}
-	found, match := m.resolve(candidates, m.Look != Cached)
+	found, match := m.resolve(candidates, m.Freshness != Cached)
 	switch {
-	case match == ByNone && m.Look != Cached:
+	case match == ByNone && m.Freshness != Cached:
 		return m.findInterrupted()
-	case match == ByOrder && m.Look == Cached && m.Preferred.Match != "" && preferred < 0:
+	case match == ByOrder && m.Freshness == Cached && m.Preferred.Match != "" && preferred < 0:
 		// GetPreferredAllocation was matched to a container that isn't a candidate in this snapshot: perhaps its pod is not known
 		// here yet. The first candidate by order would be another pod's container.
 		return Candidate{}, ByNone
@@ -119,7 +119,7 @@ func (m *matching) containers(running bool) []Candidate {
 	var out []Candidate
 	for i := range m.Pods {
 		pod := &m.Pods[i]
-		if pod.Terminal || pod.Mirror {
+		if pod.Ended || pod.Mirror {
 			continue // Static pods get no card.
 		}
 		given, next, begun := m.Given[pod.UID], true, false

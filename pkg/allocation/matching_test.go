@@ -127,7 +127,7 @@ func TestMatch(t *testing.T) {
 		rejected  map[gpu.PodUID]bool
 		given     Allocations
 		preferred Preference
-		look      Look
+		look      Freshness
 		want      string // Empty if there is no match.
 		by        Match
 		asked     []string
@@ -208,7 +208,7 @@ func TestMatch(t *testing.T) {
 			k := kubelet{states: test.states}
 			got := k.decide(Snapshot{
 				Cards: newCards(16), Pods: test.pods, Rejected: test.rejected, Given: test.given, Preferred: test.preferred,
-				Look: test.look, KubeletAge: time.Hour,
+				Freshness: test.look, KubeletAge: time.Hour,
 			}, 2)
 			var pod string
 			if got.Pod != nil {

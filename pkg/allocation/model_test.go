@@ -233,7 +233,7 @@ func (w *nodeModel) disturb(admitting *modelPod) {
 		w.advance(1 + w.rand.IntN(4))
 	case 3: // A pod ends. The kubelet knows at once, and then the API server.
 		if p := w.pick(slices.DeleteFunc(w.live(), func(p *modelPod) bool { return !w.admitted[p.UID] || p == admitting })); p != nil {
-			p.ended, p.Terminal, p.Ran = true, true, true
+			p.ended, p.Ended, p.Ran = true, true, true
 			w.publish(p)
 		}
 	case 4: // The object of an ended pod is deleted.
@@ -452,7 +452,7 @@ func (w *nodeModel) compare(p *modelPod, c Container, d Decision) {
 
 // fail fails the pod that is being admitted.
 func (w *nodeModel) fail(p *modelPod) {
-	p.ended, p.Terminal = true, true
+	p.ended, p.Ended = true, true
 	p.given = nil
 	w.publish(p)
 }

@@ -15,8 +15,8 @@ type Pod struct {
 	// Version grows with each write of any pod. The last write of a pod that has not been admitted is usually its Binding, so
 	// versions show the order in which pods came to the node.
 	Version uint64
-	// Terminal is true for a pod that no longer holds memory.
-	Terminal bool
+	// Ended is true for a pod that no longer holds memory.
+	Ended bool
 	// LeavesBy is the time up to which a terminating pod is waited for, see protocol.LeavesBy.
 	LeavesBy time.Time
 	// Mirror is true if the object mirrors a static pod. The kubelet knows a static pod by another UID than the object's.
@@ -69,8 +69,8 @@ type ContainerKey struct {
 	Name string
 }
 
-// Over returns what the pod asks for of each card if its request is divided over this number of cards.
-func (p *Pod) Over(cards int) gpu.Demand {
+// DemandOver returns what the pod asks for of each card if its request is divided over this number of cards.
+func (p *Pod) DemandOver(cards int) gpu.Demand {
 	of := p.Pod
 	of.Cards = cards
 	return of.Demand()

@@ -158,7 +158,7 @@ func (r *Record) Pod(uid gpu.PodUID) PodAllocations {
 // Sync brings the record in line with the kubelet's checkpoint, which was written at the given time, and returns the pods for
 // which something changed. Newer allocations stay, because the checkpoint can't have them yet. A pod that doesn't exist and
 // doesn't have devices that this plugin served is a leftover of the checkpoint and is ignored. The cards of a running
-// container are never replaced (holdsOn).
+// container are never replaced (keepsCards).
 func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.PodUID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -191,7 +191,7 @@ func (r *Record) Sync(entries []Entry, written time.Time, pods KnownPods) []gpu.
 		switch {
 		case ok && known.sameAnswer(a) && known.Devices == a.Devices:
 			a.At = known.At
-		case known.holdsOn(a, instance):
+		case known.keepsCards(a, instance):
 			a = known.withNext(a, instance)
 		default:
 			changed[e.UID] = true

@@ -76,9 +76,9 @@ func (a Allocation) lose() Allocation {
 	return a
 }
 
-// holdsOn reports whether the running container still has a's cards and limit although the checkpoint has come to name those of next:
+// keepsCards reports whether the running container still has a's cards and limit although the checkpoint has come to name those of next:
 // the kubelet's repeated call for it was matched to another container. instance is the ID of the running container, or empty.
-func (a Allocation) holdsOn(next Allocation, instance string) bool {
+func (a Allocation) keepsCards(next Allocation, instance string) bool {
 	return a.Confirmed && a.HasCard() && !a.sameAnswer(next) && instance != "" && (a.Instance == "" || a.Instance == instance)
 }
 
@@ -89,10 +89,10 @@ func (a Allocation) withNext(next Allocation, instance string) Allocation {
 	return a
 }
 
-// Lasting returns the allocation of the first of the pod's containers that has a card, and false if none has one. Init
+// FirstWithCard returns the allocation of the first of the pod's containers that has a card, and false if none has one. Init
 // containers come last. They are ignored once a pod with other containers has run: all cards were given out by then, so another
 // container that is missing here is a gap in the record, and the cards of an init container can be later ones.
-func (g PodAllocations) Lasting(pod *Pod) (Allocation, bool) {
+func (g PodAllocations) FirstWithCard(pod *Pod) (Allocation, bool) {
 	others := slices.ContainsFunc(pod.Containers, func(c Container) bool { return !c.Init })
 	for _, init := range []bool{false, true} {
 		if init && others && pod.Ran {

@@ -40,7 +40,7 @@ func TestRecover(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := Snapshot{Cards: newCards(64, 64), Pods: test.pods, Rejected: map[gpu.PodUID]bool{"uid-g": true}, Look: Live}
+			s := Snapshot{Cards: newCards(64, 64), Pods: test.pods, Rejected: map[gpu.PodUID]bool{"uid-g": true}, Freshness: Live}
 			if s.Pods == nil {
 				s.Pods = pods
 			}

@@ -26,7 +26,7 @@ func (s *Snapshot) selectCards(d Decision) Decision {
 	}
 	if len(expected) > 0 {
 		cards, rejected := s.usable(d)
-		demand := pod.Over(len(expected))
+		demand := pod.DemandOver(len(expected))
 		switch {
 		case rejected.Rejection != nil:
 			return rejected
@@ -107,7 +107,7 @@ func (s *Snapshot) expected(pod *Pod, container string) (cards []int, own bool) 
 	if before, ok := given[container]; ok && before.HasCard() {
 		return before.Cards.Cards(), true
 	}
-	if other, ok := given.Lasting(pod); ok {
+	if other, ok := given.FirstWithCard(pod); ok {
 		return other.Cards.Cards(), true
 	}
 	if pod.Assumed {
@@ -213,12 +213,12 @@ func (s *Snapshot) used(except gpu.PodUID, annotated bool) load {
 			continue
 		}
 		seen[pod.UID] = true
-		if pod.Terminal {
+		if pod.Ended {
 			continue
 		}
 		given := s.Given[pod.UID]
 		if cards, own := s.expected(pod, ""); own {
-			shares := pod.Over(len(cards)).On(cards...)
+			shares := pod.DemandOver(len(cards)).On(cards...)
 			used.add(shares...)
 			// A container on other cards than the rest of its pod holds its own request there as well.
 			for _, a := range given {
@@ -233,7 +233,7 @@ func (s *Snapshot) used(except gpu.PodUID, annotated bool) load {
 			used.add(pod.Placement...)
 		}
 	}
-	if s.Look == Live {
+	if s.Freshness == Live {
 		return used // A pod that the API server's list lacks was deleted.
 	}
 	for uid, containers := range s.Given { // Pods that the watch has not delivered yet.

@@ -135,7 +135,7 @@ func (b *Binder) Gather(ctx context.Context, pending time.Duration) (waited bool
 
 // Release releases the pod's allocation if it is assumed: at once if no bind of the pod is in flight and none of its writes is open, and then
 // returns true. A bind in flight releases it at its end, as after Claim.Abandon. Otherwise the outcome of the open write decides.
-func (b *Binder) Release(uid gpu.PodUID) (released bool) { return b.tracker.release(uid) }
+func (b *Binder) Release(uid gpu.PodUID) (released bool) { return b.tracker.releaseOrAbandon(uid) }
 
 // PodBound updates the ledger with a bound pod that the watch reports, and resolves the pod's open bind.
 func (b *Binder) PodBound(pod *clustercache.PodInfo) {

@@ -194,7 +194,7 @@ func TestWatchBeforeAnswer(t *testing.T) {
 			if f.isOpen(pod) {
 				t.Error("the bind is open, although the watch has reported the pod")
 			}
-			f.resolve(unseenAfter + resolveInterval)
+			f.resolve(unreportedAfter + resolveInterval)
 			f.want(pod, test.want)
 		})
 	}
@@ -264,10 +264,10 @@ func TestOpenWriteKeepsCard(t *testing.T) {
 				t.Error("the bind is no longer open")
 			}
 			f.server.Answer(fake.Answers{})
-			f.resolve(unseenAfter + resolveInterval)
+			f.resolve(unreportedAfter + resolveInterval)
 			f.want(pod, "bound n1 card 0")
 			f.server.Remove(pod) // It is deleted while the watch is broken.
-			f.resolve(unseenAfter + resolveInterval)
+			f.resolve(unreportedAfter + resolveInterval)
 			f.want(pod, "none")
 		})
 	}
@@ -281,7 +281,7 @@ func TestUnseenBindIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for reads := range 3 { // The pod still runs: no read changes anything.
-		f.resolve(unseenAfter)
+		f.resolve(unreportedAfter)
 		if got := f.server.Calls().Reads; got != reads {
 			t.Errorf("%d reads, want %d", got, reads)
 		}
@@ -289,7 +289,7 @@ func TestUnseenBindIsRead(t *testing.T) {
 		f.want(pod, "bound n1 card 0")
 	}
 	f.server.Remove(pod)
-	f.resolve(unseenAfter + resolveInterval)
+	f.resolve(unreportedAfter + resolveInterval)
 	f.want(pod, "none")
 	if got := f.observer.Counts(); got["resolved "+string(reasons.ResultBound)]+got["resolved "+string(reasons.ResultGone)] != 0 {
 		t.Errorf("its answer wasn't lost, yet counted so: %v", got)

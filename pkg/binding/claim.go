@@ -41,7 +41,7 @@ func (c *Claim) End() (noWrite bool) {
 }
 
 // Abandon makes End release the allocation, unless a write was made or is unconfirmed.
-func (c *Claim) Abandon() { c.binder.tracker.release(c.uid) }
+func (c *Claim) Abandon() { c.binder.tracker.releaseOrAbandon(c.uid) }
 
 // IsOpen reports whether an earlier write of the pod may still take effect, with the cards that the pod has in the ledger.
 func (c *Claim) IsOpen() bool { return c.binder.tracker.isOpen(c.uid) }

@@ -63,7 +63,7 @@ func (b *Binder) notBound(uid gpu.PodUID) {
 // learn applies the result of a read that no open bind asked for.
 func (b *Binder) learn(uid gpu.PodUID, found *clustercache.PodInfo) {
 	if found != nil {
-		b.tracker.addUnseen(found, b.Clock.Now())
+		b.tracker.addUnreported(found, b.Clock.Now())
 	}
 	b.notify(uid, found)
 }

@@ -18,9 +18,9 @@ const (
 	resolveInterval = 500 * time.Millisecond
 	// deadlineMargin allows for the network and for etcd, see Deadline.
 	deadlineMargin = 5 * time.Second
-	// unseenAfter is how long the watch may fail to report a successful bind before the pod is read. The watch never
+	// unreportedAfter is how long the watch may fail to report a successful bind before the pod is read. The watch never
 	// reports a pod that came and went while it was broken.
-	unseenAfter = 30 * time.Second
+	unreportedAfter = 30 * time.Second
 	// readTimeout bounds one live read.
 	readTimeout = 2 * time.Second
 )
@@ -49,7 +49,7 @@ func (t *tracker) due(now time.Time) (due []*write) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, pod := range t.pods {
-		if w := pod.open; pod.state == idle && (w.state == unconfirmed || now.Sub(w.at) > unseenAfter) {
+		if w := pod.open; pod.state == idle && (w.state == unconfirmed || now.Sub(w.at) > unreportedAfter) {
 			due = append(due, w)
 		}
 	}

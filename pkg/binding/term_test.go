@@ -47,7 +47,7 @@ func TestLeaderLearnsOfEarlierBinds(t *testing.T) {
 			}
 			// If the pod ends before the watch reports it, a live read detects that.
 			f.server.Remove(theirs)
-			f.resolve(unseenAfter + resolveInterval)
+			f.resolve(unreportedAfter + resolveInterval)
 			f.want(theirs, "none")
 		})
 	}

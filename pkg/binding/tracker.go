@@ -90,8 +90,8 @@ const (
 	sent writeState = iota
 	// unconfirmed means that it is not known whether the write was made.
 	unconfirmed
-	// unseen means that the write was made and that the watch has not reported it yet.
-	unseen
+	// unreported means that the write was made and that the watch has not reported it yet.
+	unreported
 )
 
 // of returns what is kept of the pod. The caller holds mu, and calls dropUnused in the end.
@@ -144,8 +144,8 @@ func (t *tracker) end(uid gpu.PodUID) (failed, noWrite bool) {
 	return failed, noWrite
 }
 
-// release releases the allocation of the pod, see Binder.Release.
-func (t *tracker) release(uid gpu.PodUID) (released bool) {
+// releaseOrAbandon releases the allocation of the pod, see Binder.Release.
+func (t *tracker) releaseOrAbandon(uid gpu.PodUID) (released bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	pod := t.pods[uid]
@@ -190,7 +190,7 @@ func (t *tracker) answered(w *write, record func(pod *trackedPod)) (open bool) {
 // written records that the write was made. The ledger gets the allocation as it was written.
 func (t *tracker) written(w *write, allocation ledger.Allocation) {
 	t.answered(w, func(pod *trackedPod) {
-		w.state, w.earlier = unseen, nil
+		w.state, w.earlier = unreported, nil
 		pod.settle(w)
 		if allocation.Request > 0 {
 			t.ledger.SetBound(w.node, allocation.Pod, allocation.Placement, allocation.AssumeTime)
@@ -219,7 +219,7 @@ func (t *tracker) recordBound(pod *trackedPod, found *clustercache.PodInfo, now 
 		return
 	}
 	setBound(t.ledger, found)
-	pod.settle(&write{pod: found.Pod, node: found.Node, state: unseen, at: now})
+	pod.settle(&write{pod: found.Pod, node: found.Node, state: unreported, at: now})
 }
 
 // recordGone updates the ledger with a pod that has ended or was deleted. The caller holds mu.
@@ -243,7 +243,7 @@ func (t *tracker) watchReported(uid gpu.PodUID, update func()) (resolved *write)
 	case w == nil:
 	case w.state == unconfirmed:
 		resolved = w
-	case w.state == unseen:
+	case w.state == unreported:
 		t.term.reported(w.begun)
 	}
 	pod.settle(nil)
@@ -251,9 +251,9 @@ func (t *tracker) watchReported(uid gpu.PodUID, update func()) (resolved *write)
 	return resolved
 }
 
-// addUnseen adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
+// addUnreported adds a pod that a live read found on a node and that the watch has not reported. The bind stays open until the
 // watch reports it, so that a pod that has ended meanwhile does not stay in the ledger.
-func (t *tracker) addUnseen(found *clustercache.PodInfo, now time.Time) {
+func (t *tracker) addUnreported(found *clustercache.PodInfo, now time.Time) {
 	if found.Node == "" || found.Request == 0 || found.Ended {
 		return
 	}
@@ -276,7 +276,7 @@ func (t *tracker) drained() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, pod := range t.pods {
-		if pod.state != idle || pod.open.state != unseen {
+		if pod.state != idle || pod.open.state != unreported {
 			return false
 		}
 	}

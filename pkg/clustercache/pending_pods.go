@@ -53,7 +53,7 @@ func (s *pendingPods) update(pod *PodInfo, now time.Time) {
 		s.pods = map[gpu.PodUID]pendingPod{}
 	}
 	since := now
-	if former, known := s.pods[pod.UID]; known && (pod.gated() || !former.info.gated()) {
+	if former, known := s.pods[pod.UID]; known && (pod.anyGate() || !former.info.anyGate()) {
 		since = former.since
 	}
 	s.pods[pod.UID] = pendingPod{info: pod, since: since}

@@ -199,8 +199,8 @@ func (p *PodInfo) Source() unique.Handle[string] {
 	return unique.Make(p.Namespace + "/" + p.Owner.Value().ID())
 }
 
-// gated reports whether a scheduling gate keeps kube-scheduler from trying the pod.
-func (p *PodInfo) gated() bool { return p.Gated || p.GatedOtherwise }
+// anyGate reports whether a scheduling gate keeps kube-scheduler from trying the pod.
+func (p *PodInfo) anyGate() bool { return p.Gated || p.GatedOtherwise }
 
 // podRequests returns what the pod uses of its node except GPU memory, by the rule of kube-scheduler (k8s.io/kubernetes
 // pkg/scheduler/framework/types.go, calculateResource).

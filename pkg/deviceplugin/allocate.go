@@ -136,7 +136,7 @@ func (q *questions) State(c allocation.Candidate) allocation.KubeletState {
 }
 
 // remember records what the container was given.
-func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet, l limitation) {
+func (a *allocator) remember(d allocation.Decision, devices allocation.DeviceSet, l containerLimit) {
 	withoutCard := d.Rejection != nil && a.responses.errorEnv
 	a.doubtful = d.Match == allocation.ByOrder || withoutCard && d.Pod == nil
 	switch {

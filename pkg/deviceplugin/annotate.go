@@ -126,7 +126,7 @@ func (a *annotator) reportRefused(uid gpu.PodUID, err error) {
 
 // addFound adds the changes of annotations that report what the plugin has found: of limits, of use, and of cards that are gone.
 func (a *annotator) addFound(pod *allocation.Pod, annotations map[string]any) map[string]any {
-	if pod.Terminal {
+	if pod.Ended {
 		return annotations
 	}
 	added := map[string]any{}

@@ -95,9 +95,9 @@ func (s *cardState) Set(unit gpu.Unit, cards []gpu.Card, adapters []gpu.Adapter,
 	s.update()
 }
 
-// Isolate sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
+// SetIsolation sets the isolation mode, and what it means for each card, by index. In a mode that limits memory, cards have only the
 // memory that can be allocated.
-func (s *cardState) Isolate(mode isolation.Mode, cards map[int]cardIsolation) {
+func (s *cardState) SetIsolation(mode isolation.Mode, cards map[int]cardIsolation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.view.Mode == mode && maps.Equal(s.isolated, cards) {

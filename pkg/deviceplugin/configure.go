@@ -110,7 +110,7 @@ func (c *configurator) apply(ctx context.Context, node *corev1.Node, selected no
 		first.Unit = cmp.Or(unitOf(node), first.Unit)
 		current = &first
 	}
-	next, waits := selected.Settings.After(*current, c.hasPods())
+	next, waits := selected.Settings.ApplicableNow(*current, c.hasPods())
 	if before == nil || !next.Equal(*before) {
 		c.cards.Exclude(next.Excluded)
 		c.isolator.Configure(next.Isolation)
@@ -141,7 +141,7 @@ func (c *configurator) reportVain(ctx context.Context) {
 
 // hasPods reports whether live pods on the node ask for GPU memory.
 func (c *configurator) hasPods() bool {
-	return slices.ContainsFunc(c.pods.Cached(), func(p allocation.Pod) bool { return !p.Terminal })
+	return slices.ContainsFunc(c.pods.Cached(), func(p allocation.Pod) bool { return !p.Ended })
 }
 
 // release stops reporting the excluded cards that no pod uses any more.

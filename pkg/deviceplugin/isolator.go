@@ -130,7 +130,7 @@ func (i *isolator) refresh() {
 		}
 		states[card.Index] = state
 	}
-	i.cards.Isolate(i.mode, states)
+	i.cards.SetIsolation(i.mode, states)
 }
 
 // ready returns why no new container may start on a card; nil if one may. The caller holds mu.
@@ -178,8 +178,8 @@ func (i *isolator) SetShared(uuids []string) error {
 	return backend.SetShared(uuids)
 }
 
-// limitation is what enforces a container's share of each of its cards.
-type limitation struct {
+// containerLimit is what enforces a container's share of each of its cards.
+type containerLimit struct {
 	isolation.Edits
 	// mode and limit are allocation.Allocation's.
 	mode  isolation.Mode
@@ -191,20 +191,20 @@ type limitation struct {
 // Isolate returns what enforces the container's share of the decision's cards, or the decision with a rejection if that fails. The mode in
 // force now counts, also if it has changed since the decision: the container gets its environment, its CDI devices and its record from
 // this one answer. For the same reason it checks again whether the cards are ready.
-func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Decision, limitation) {
+func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Decision, containerLimit) {
 	if d.Rejection != nil {
-		return d, limitation{}
+		return d, containerLimit{}
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, card := range d.Cards {
 		if err := i.ready(card); err != nil {
-			return d.Reject(allocation.RefusedUnavailable, "%v", err), limitation{}
+			return d.Reject(allocation.RefusedUnavailable, "%v", err), containerLimit{}
 		}
 	}
 	each := d.Container.Share(len(d.Cards))
 	share := isolation.Share{Limit: unit.Bytes(each.Memory), Cores: int(each.Cores)}
-	l := limitation{}
+	l := containerLimit{}
 	if allowed := d.Container.Allowed(d.Cards, unit); allowed > share.Limit && !i.mode.Rules().NoLimitAboveRequest {
 		share.Limit, l.allowed = allowed, allowed
 	}
@@ -218,12 +218,12 @@ func (i *isolator) Isolate(d allocation.Decision, unit gpu.Unit) (allocation.Dec
 	}
 	var err error
 	if l.Edits, err = i.backends.Of(i.mode).Apply(shares); err != nil {
-		return d.Reject(allocation.RefusedUnavailable, "isolation mode %s: %v", i.mode, err), limitation{}
+		return d.Reject(allocation.RefusedUnavailable, "isolation mode %s: %v", i.mode, err), containerLimit{}
 	}
 	for _, mount := range l.Mounts {
 		if mount.ContainerPath == protocol.SharedMemory && d.Container.SharedMemory {
 			return d.Reject(allocation.RefusedInvalid, "isolation mode %s: the container mounts a volume at %s, where it gets a directory of this mode: "+
-				"remove the mount", i.mode, mount.ContainerPath), limitation{}
+				"remove the mount", i.mode, mount.ContainerPath), containerLimit{}
 		}
 	}
 	l.mode = i.mode

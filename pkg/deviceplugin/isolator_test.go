@@ -290,7 +290,7 @@ func TestIsolationChanges(t *testing.T) {
 			}
 			// The decision's card has the memory that it has without limits: the decision is older than the mode.
 			var decision allocation.Decision
-			var limitation limitation
+			var limitation containerLimit
 			await.True(t, "the decision", func() bool { // A change of the specifications is noticed a moment later.
 				decision, limitation = p.isolator.Isolate(allocation.Decision{Cards: reservedCards()[:1], Container: allocation.Container{Request: 2}}, gpu.GiB)
 				return (decision.Rejection != nil) == (test.rejected != "")

@@ -54,7 +54,7 @@ func (w *overuseWatch) known(now time.Time, promised map[int]gpu.Memory) usage.K
 	for _, pod := range w.pods.Cached() {
 		k := usage.KnownPod{Leaving: pod.Leaving, EndsSoon: pod.Leaving && !protocol.Overdue(pod.LeavesBy, now)}
 		k.Annotated, _ = protocol.ParseOveruse(pod.Overuse) // An invalid one doesn't count.
-		if !pod.Terminal {
+		if !pod.Ended {
 			k.Held = w.memoryGiven(&pod)
 		}
 		known.Pods[pod.UID] = k

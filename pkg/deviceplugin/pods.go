@@ -61,7 +61,7 @@ func transformPod(object any) (any, error) {
 
 func readPod(object *corev1.Pod) allocation.Pod {
 	pod := allocation.Pod{
-		Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Terminal: protocol.Terminal(object), Mirror: protocol.IsMirror(object),
+		Pod: protocol.Pod(object), Created: object.CreationTimestamp.Time, Ended: protocol.Terminal(object), Mirror: protocol.IsMirror(object),
 	}
 	if pod.Leaving {
 		pod.LeavesBy = protocol.LeavesBy(object.DeletionTimestamp.Time, ptr.Deref(object.DeletionGracePeriodSeconds, 0))
@@ -108,7 +108,7 @@ func readAnnotations(pod *allocation.Pod, object *corev1.Pod) {
 	if assignment, err := protocol.ParseAssignment(object.Annotations); err == nil {
 		assignment.Cards = assignment.Sorted()
 		n := len(assignment.Cards)
-		if n == 1 || pod.Even(n) && pod.Placement.Equal(pod.Over(n).On(assignment.Indexes()...)) {
+		if n == 1 || pod.Even(n) && pod.Placement.Equal(pod.DemandOver(n).On(assignment.Indexes()...)) {
 			pod.Assumed, pod.Assignment, pod.Cards = true, assignment, n
 		}
 	}

@@ -75,7 +75,7 @@ func TestReadPod(t *testing.T) {
 		},
 		"the request is read from the spec": {
 			newPod("a", main(2), fake.Annotation("ALIYUN_COM_GPU_MEM_POD", "5"), mirrors("static"), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }),
-			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Terminal: true, Containers: one, AppRequests: []gpu.Memory{2}},
+			allocation.Pod{Pod: gpu.Pod{Request: 2}, Mirror: true, Ended: true, Containers: one, AppRequests: []gpu.Memory{2}},
 		},
 		"an invalid card": {
 			newPod("a", main(2), fake.Annotation("ALIYUN_COM_GPU_MEM_IDX", "-1"), fake.Annotation("ALIYUN_COM_GPU_MEM_ASSUME_TIME", "yesterday"),

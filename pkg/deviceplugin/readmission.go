@@ -42,7 +42,7 @@ func (r *readmission) Keep(ctx context.Context, list []*pluginapi.Device) []*plu
 	}
 	maps.DeleteFunc(kept, func(id string, uid gpu.PodUID) bool {
 		pod, known := r.pods.ByUID(uid)
-		return !known || pod.Terminal || !isDeviceID(id)
+		return !known || pod.Ended || !isDeviceID(id)
 	})
 	for _, device := range list {
 		if _, ok := kept[device.ID]; ok {

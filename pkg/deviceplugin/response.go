@@ -35,7 +35,7 @@ type responses struct {
 }
 
 // respond returns the response to the kubelet. request is the container's.
-func (r *responses) respond(d allocation.Decision, request gpu.Memory, l limitation) (*pluginapi.ContainerAllocateResponse, error) {
+func (r *responses) respond(d allocation.Decision, request gpu.Memory, l containerLimit) (*pluginapi.ContainerAllocateResponse, error) {
 	switch {
 	case d.Rejection == nil:
 		return r.withCards(d, l), nil
@@ -87,7 +87,7 @@ func (r *responses) report(ctx context.Context, d allocation.Decision, request g
 
 // withCards returns the response that gives a container its cards. The environment and the CDI devices are made from the same names,
 // so they can't disagree. The kubelet's checkpoint keeps them together.
-func (r *responses) withCards(d allocation.Decision, l limitation) *pluginapi.ContainerAllocateResponse {
+func (r *responses) withCards(d allocation.Decision, l containerLimit) *pluginapi.ContainerAllocateResponse {
 	cards, container := d.Cards, d.Container
 	names := make([]string, len(cards))
 	for i, card := range cards {

@@ -33,7 +33,7 @@ func TestResponse(t *testing.T) {
 			"ALIYUN_COM_GPU_MEM_CONTAINER": "2", "ALIYUN_COM_GPU_MEM_DEV": "64",
 		}
 	}
-	limited := limitation{Edits: isolation.Edits{Devices: devices}}
+	limited := containerLimit{Edits: isolation.Edits{Devices: devices}}
 	for name, test := range map[string]struct {
 		by        VisibleDevices
 		strategy  DeviceListStrategy
@@ -42,17 +42,17 @@ func TestResponse(t *testing.T) {
 		position  int
 		env       map[string]string
 		cdi       []string
-		limitation
+		containerLimit
 	}{
-		"environment":                {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), nil, limitation{}},
-		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}, limitation{}},
-		"CDI by index":               {VisibleByIndex, ListByCDI, card, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
-		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, []gpu.Card{{Index: 3, Memory: 64}}, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, limitation{}},
-		"the driver's current index": {VisibleByIndex, ListByCDI, card, container, 2, env("2"), []string{"nvidia.com/gpu=2"}, limitation{}},
+		"environment":                {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), nil, containerLimit{}},
+		"CDI by UUID":                {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), []string{"nvidia.com/gpu=GPU-3"}, containerLimit{}},
+		"CDI by index":               {VisibleByIndex, ListByCDI, card, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, containerLimit{}},
+		"CDI, a card without a UUID": {VisibleByUUID, ListByCDI, []gpu.Card{{Index: 3, Memory: 64}}, container, 3, env("3"), []string{"nvidia.com/gpu=3"}, containerLimit{}},
+		"the driver's current index": {VisibleByIndex, ListByCDI, card, container, 2, env("2"), []string{"nvidia.com/gpu=2"}, containerLimit{}},
 		"a limit brings the card":    {VisibleByUUID, ListByEnv, card, container, 3, env("GPU-3"), devices, limited},
-		"several cards":              {VisibleByUUID, ListByEnv, two, container, 3, ofTwo, nil, limitation{}},
-		"several cards by CDI":       {VisibleByUUID, ListByCDI, two, container, 3, ofTwo, []string{"nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-3"}, limitation{}},
-		"cores":                      {VisibleByUUID, ListByEnv, two, allocation.Container{Request: 2, Cores: 60}, 3, withCores, nil, limitation{}},
+		"several cards":              {VisibleByUUID, ListByEnv, two, container, 3, ofTwo, nil, containerLimit{}},
+		"several cards by CDI":       {VisibleByUUID, ListByCDI, two, container, 3, ofTwo, []string{"nvidia.com/gpu=GPU-0", "nvidia.com/gpu=GPU-3"}, containerLimit{}},
+		"cores":                      {VisibleByUUID, ListByEnv, two, allocation.Container{Request: 2, Cores: 60}, 3, withCores, nil, containerLimit{}},
 		"and only once":              {VisibleByUUID, ListByCDI, card, container, 3, env("GPU-3"), devices, limited},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestResponse(t *testing.T) {
 			cards.Set(gpu.GiB, test.cards, nil, map[int]int{3: test.position}, "")
 			r := &responses{cards: cards, visibleBy: test.by, strategy: test.strategy, disableIsolation: func() bool { return false }}
 			pod := &allocation.Pod{Pod: gpu.Pod{Request: 5}}
-			got := r.withCards(allocation.Decision{Pod: pod, Cards: test.cards, Container: test.container}, test.limitation)
+			got := r.withCards(allocation.Decision{Pod: pod, Cards: test.cards, Container: test.container}, test.containerLimit)
 			check.Equal(t, "environment", test.env, got.Envs)
 			var cdi []string
 			for _, device := range got.CdiDevices {

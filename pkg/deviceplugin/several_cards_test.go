@@ -143,11 +143,11 @@ func TestLimitsOfSeveralCards(t *testing.T) {
 	p.isolator.Ask(limiter{})
 	decision := allocation.Decision{Cards: reservedCards(), Container: allocation.Container{Request: 8}}
 	d, got := p.isolator.Isolate(decision, gpu.GiB)
-	want := limitation{
+	want := containerLimit{
 		Edits: isolation.Edits{Devices: []string{"nvidia.com/gpu=GPU-0", "gpushare.aliyun.com/memory-limit=4096Mi", "nvidia.com/gpu=GPU-1"}},
 		mode:  isolation.Driver, limit: 4 << 30,
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(limitation{})); diff != "" || d.Rejection != nil {
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(containerLimit{})); diff != "" || d.Rejection != nil {
 		t.Errorf("%v (-want +got)\n%s", d.Rejection, diff)
 	}
 }

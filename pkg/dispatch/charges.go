@@ -29,7 +29,7 @@ func (m *Manager) grantItem(it *item, places []ledger.ChosenNode) {
 	for i, p := range it.pods {
 		p.grant, p.expires = g, m.now.Add(m.Patience)
 		if !places[i].Existing {
-			m.Ledger.Own(ledger.Granted, p.UID)
+			m.Ledger.SetSource(ledger.Granted, p.UID)
 		}
 		m.leaveGroup(p)
 		p.counted, p.countedFor = p.Request, it.Tenant
@@ -96,7 +96,7 @@ func (m *Manager) endGrant(g *grant, bound, failed bool) {
 // GiveUpPlace releases the reserved place of a pod whose node is not a candidate node. The pod keeps its charge. GiveUpPlace reports whether
 // there was a place.
 func (m *Manager) GiveUpPlace(uid gpu.PodUID) bool {
-	if !m.Ledger.Disown(ledger.Granted, uid) {
+	if !m.Ledger.ResetSource(ledger.Granted, uid) {
 		return false
 	}
 	m.Release(uid)

@@ -161,7 +161,7 @@ func (c *crowd) expect() {
 			kinds = append(kinds, placement.Kind{Shape: shape, Frequency: frequency, Waiting: waiting[shape]})
 		}
 	}
-	c.ledger.Expect(kinds, 1, placement.Binpack, c.Nodes.Names)
+	c.ledger.Expect(kinds, 1, placement.Binpack, c.Nodes.UsableNodes)
 }
 
 func (c *crowd) names() (names []string) {

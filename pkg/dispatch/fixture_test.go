@@ -119,15 +119,15 @@ func nodesOf(find func(unique.Handle[string]) []string) *foundNodes {
 	return &foundNodes{find, map[unique.Handle[string]][]string{}}
 }
 
-func (n *foundNodes) Names(constraints unique.Handle[string]) []string {
+func (n *foundNodes) UsableNodes(constraints unique.Handle[string]) []string {
 	if _, known := n.found[constraints]; !known {
 		n.found[constraints] = n.find(constraints)
 	}
 	return n.found[constraints]
 }
 
-func (n *foundNodes) Among(constraints unique.Handle[string], nodes []string) (among []string) {
-	names := n.Names(constraints)
+func (n *foundNodes) UsableAmong(constraints unique.Handle[string], nodes []string) (among []string) {
+	names := n.UsableNodes(constraints)
 	return slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return !slices.Contains(names, name) })
 }
 
@@ -269,7 +269,7 @@ func (f *fixture) bind(name string) {
 
 // anyFit returns a node that the pod fits.
 func (f *fixture) anyFit(pod gpu.Pod) (node string, ok bool) {
-	return f.ledger.FirstFit(pod, f.Nodes.Names(unique.Handle[string]{}))
+	return f.ledger.FirstFit(pod, f.Nodes.UsableNodes(unique.Handle[string]{}))
 }
 
 // bindAll binds all pods that are admitted.

@@ -126,7 +126,7 @@ func samePod(a, b gpu.Pod) bool { return a.UID == b.UID }
 // mayUsePlaces reports whether the pods can still use the nodes of their places.
 func (m *Manager) mayUsePlaces(h *hold) bool {
 	return !slices.ContainsFunc(h.reservation.Places, func(place ledger.Place) bool {
-		return len(m.Nodes.Among(m.pods[place.Pod.UID].Constraints, []string{place.Node})) == 0
+		return len(m.Nodes.UsableAmong(m.pods[place.Pod.UID].Constraints, []string{place.Node})) == 0
 	})
 }
 

@@ -54,7 +54,7 @@ func (m *Manager) mayKeep(k *kept) bool {
 			if failed[it.kind] || m.queue.Reaches(tenant.Name, it.Memory, k.tenant, memory) {
 				continue
 			}
-			if _, fits := m.Ledger.FirstFit(it.pods[0].Pod.Pod, m.Nodes.Among(it.pods[0].Constraints, []string{k.Node})); fits {
+			if _, fits := m.Ledger.FirstFit(it.pods[0].Pod.Pod, m.Nodes.UsableAmong(it.pods[0].Constraints, []string{k.Node})); fits {
 				return false
 			}
 			failed[it.kind] = true

@@ -45,10 +45,10 @@ type Options struct {
 
 // Nodes is the part of package eligibility that a Manager uses. Pods are identified by their Pod.Constraints.
 type Nodes interface {
-	// Names returns the nodes that the pods can use. Pods that are alike share the slice, which lets the ledger rank the nodes once.
-	Names(constraints unique.Handle[string]) []string
-	// Among returns those of the nodes that the pods can use.
-	Among(constraints unique.Handle[string], nodes []string) []string
+	// UsableNodes returns the nodes that the pods can use. Pods that are alike share the slice, which lets the ledger rank the nodes once.
+	UsableNodes(constraints unique.Handle[string]) []string
+	// UsableAmong returns those of the nodes that the pods can use.
+	UsableAmong(constraints unique.Handle[string], nodes []string) []string
 }
 
 // Groups is the part of package gang that a Manager uses.

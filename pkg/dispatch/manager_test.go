@@ -272,7 +272,7 @@ func TestTerms(t *testing.T) {
 func (f *fixture) placesOn(name string) (uids []gpu.PodUID) {
 	node, _ := f.ledger.Node(name)
 	for _, a := range node.Allocations {
-		if f.ledger.Owns(ledger.Granted, a.UID) {
+		if f.ledger.HasSource(ledger.Granted, a.UID) {
 			uids = append(uids, a.UID)
 		}
 	}

@@ -39,10 +39,10 @@ type countedNames struct {
 	calls *int
 }
 
-// Names implements Nodes.
-func (c countedNames) Names(constraints unique.Handle[string]) []string {
+// UsableNodes implements Nodes.
+func (c countedNames) UsableNodes(constraints unique.Handle[string]) []string {
 	*c.calls++
-	return c.Nodes.Names(constraints)
+	return c.Nodes.UsableNodes(constraints)
 }
 
 // Finding the nodes for hundreds of different constraints takes long, so the search does that without the Manager's lock.
@@ -516,8 +516,8 @@ func newSlowFixture(t *testing.T, memory gpu.Memory) (*fixture, *slowNodes) {
 	return f, nodes
 }
 
-func (n *slowNodes) Names(constraints unique.Handle[string]) []string {
-	names := n.Nodes.Names(constraints)
+func (n *slowNodes) UsableNodes(constraints unique.Handle[string]) []string {
+	names := n.Nodes.UsableNodes(constraints)
 	if n.meanwhile != nil && n.manager.mu.TryLock() { // Else a round calls it.
 		n.manager.mu.Unlock()
 		n.meanwhile()

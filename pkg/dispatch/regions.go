@@ -105,7 +105,7 @@ func (m *Manager) setShares(s *standings) {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
-	s.regions = newRegions(constraints, m.Nodes.Names, m.Ledger.NodeMemory())
+	s.regions = newRegions(constraints, m.Nodes.UsableNodes, m.Ledger.NodeMemory())
 	pools, demands := s.demands()
 	sharing := make([]fairshare.Tenant, len(s.tenants))
 	for i, t := range s.tenants {

@@ -49,7 +49,7 @@ func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 	}
 	if len(requests) > 0 {
 		view := m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
-		view.TentativeAt, view.Unseen = m.now, unseen
+		view.TentativeAt, view.Ignored = m.now, unseen
 		if places, _ := m.Ledger.ReserveAll(requests, nil, view, m.now); places != nil {
 			return places
 		}
@@ -93,7 +93,7 @@ func (r *round) countSearch(tenant string) {
 func (m *Manager) requests(it *item) []ledger.Request {
 	requests := make([]ledger.Request, len(it.pods))
 	for i, p := range it.pods {
-		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.Nodes.Names(p.Constraints)}
+		requests[i] = ledger.Request{Pod: p.Pod.Pod, Nodes: m.Nodes.UsableNodes(p.Constraints)}
 	}
 	return requests
 }
@@ -104,7 +104,7 @@ func (m *Manager) requestsOn(it *item, nodes []string) (requests []ledger.Reques
 		return nil
 	}
 	for _, p := range it.pods {
-		if usable := m.Nodes.Among(p.Constraints, nodes); len(usable) > 0 {
+		if usable := m.Nodes.UsableAmong(p.Constraints, nodes); len(usable) > 0 {
 			requests = append(requests, ledger.Request{Pod: p.Pod.Pod, Nodes: usable})
 		}
 	}

@@ -31,7 +31,7 @@ func (s *Search) Need() reclaim.Need {
 	need, i := s.need, 0
 	for _, it := range need.Items {
 		for j := range it.Pods {
-			it.Pods[j].Nodes = s.options.Nodes.Names(s.constraints[i])
+			it.Pods[j].Nodes = s.options.Nodes.UsableNodes(s.constraints[i])
 			i++
 		}
 	}

@@ -125,9 +125,9 @@ func (f *freeAmounts) dropUnknown(name string, n *nodeUse) {
 	}
 }
 
-// FreeBeside returns what the bound pods leave of the node beside its cards, which is never negative, and what the node has of that for pods. Of what
+// FreeResources returns what the bound pods leave of the node beside its cards, which is never negative, and what the node has of that for pods. Of what
 // the node doesn't list, everything is free. ok is false if the node isn't known.
-func (c *Cluster) FreeBeside(name string) (free, all placement.Beside, ok bool) {
+func (c *Cluster) FreeResources(name string) (free, all placement.NodeResources, ok bool) {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,8 +204,8 @@ func (c *Cluster) Fits(q ledger.ResourceQuery) bool {
 	return true
 }
 
-// Part implements ledger.Resources.
-func (c *Cluster) Part(node string, uids []gpu.PodUID) (most float64) {
+// LargestPart implements ledger.Resources.
+func (c *Cluster) LargestPart(node string, uids []gpu.PodUID) (most float64) {
 	f := &c.free
 	f.mu.Lock()
 	defer f.mu.Unlock()

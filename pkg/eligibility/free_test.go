@@ -188,26 +188,26 @@ func TestFreeBeside(t *testing.T) {
 		return &PodUse{Pod: gpu.Pod{UID: uid, Request: request}, Node: node, Requests: Amounts{corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory}}
 	}
 	c.SetPod(use("early", "n1", 4, 1000, 100)) // Pods can come before their node.
-	if _, _, known := c.FreeBeside("n1"); known {
+	if _, _, known := c.FreeResources("n1"); known {
 		t.Error("a node that isn't known has something free")
 	}
 	c.free.setNode("n1", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8"), corev1.ResourceMemory: resource.MustParse("1000")})
 	c.free.setNode("n2", corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("8")})
 	c.SetPod(use("without GPU memory", "n1", 0, 2000, 200))
 	c.SetPod(use("pending", "", 4, 3000, 300))
-	before, all, _ := c.FreeBeside("n1")
+	before, all, _ := c.FreeResources("n1")
 	c.SetPod(use("too much", "n1", 0, 9000, 0))
-	after, _, _ := c.FreeBeside("n1")
-	other, allOther, _ := c.FreeBeside("n2")
-	want := []placement.Beside{
+	after, _, _ := c.FreeResources("n1")
+	other, allOther, _ := c.FreeResources("n2")
+	want := []placement.NodeResources{
 		{CPU: 5000, NodeMemory: 700}, {CPU: 0, NodeMemory: 700}, {CPU: 8000, NodeMemory: math.MaxInt64},
 		{CPU: 8000, NodeMemory: 1000}, {CPU: 8000, NodeMemory: math.MaxInt64},
 	}
-	if diff := cmp.Diff(want, []placement.Beside{before, after, other, all, allOther}); diff != "" {
+	if diff := cmp.Diff(want, []placement.NodeResources{before, after, other, all, allOther}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	shape, known := c.Shape("pending")
-	if want := (placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, Beside: placement.Beside{CPU: 3000, NodeMemory: 300}}); !known || shape != want {
+	if want := (placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 4, Containers: 1}, NodeResources: placement.NodeResources{CPU: 3000, NodeMemory: 300}}); !known || shape != want {
 		t.Errorf("shape %+v, want %+v", shape, want)
 	}
 	if shape, _ := c.Shape("without GPU memory"); shape.Cards != 0 || shape.CPU != 2000 {

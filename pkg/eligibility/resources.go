@@ -37,7 +37,7 @@ func (p *PodUse) CountsFor(other *PodUse) bool {
 
 // Shape returns what the pod asks for of its node.
 func (p *PodUse) Shape() placement.Shape {
-	shape := placement.Shape{Demand: p.Demand(), Constraints: p.Constraints, Beside: placement.Beside{
+	shape := placement.Shape{Demand: p.Demand(), Constraints: p.Constraints, NodeResources: placement.NodeResources{
 		CPU: p.Requests[corev1.ResourceCPU], NodeMemory: p.Requests[corev1.ResourceMemory],
 	}}
 	if p.Request == 0 {

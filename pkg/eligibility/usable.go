@@ -132,17 +132,17 @@ func (s *nodeSet) outdated(u *usableNodes) bool {
 	return s.revision == 0 || u.revision-s.revision > len(u.changes)
 }
 
-// Names returns the names of the nodes that pods with the constraints can use, whatever they have free, in order; not nil. The caller must not
+// UsableNodes returns the names of the nodes that pods with the constraints can use, whatever they have free, in order; not nil. The caller must not
 // change them. Equal sets of nodes mostly share one slice.
-func (c *Cluster) Names(constraints unique.Handle[string]) []string {
+func (c *Cluster) UsableNodes(constraints unique.Handle[string]) []string {
 	u := &c.usable
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.list(u.current(constraints))
 }
 
-// Among returns those of the nodes that pods with the constraints can use.
-func (c *Cluster) Among(constraints unique.Handle[string], nodes []string) (among []string) {
+// UsableAmong returns those of the nodes that pods with the constraints can use.
+func (c *Cluster) UsableAmong(constraints unique.Handle[string], nodes []string) (among []string) {
 	u := &c.usable
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -73,7 +73,7 @@ func TestSets(t *testing.T) {
 		for range random.IntN(3) {
 			constraints := all[random.IntN(len(all))]
 			sorted := slices.SortedFunc(maps.Values(nodes), func(a, b *Node) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
-			if diff := gocmp.Diff(NewIndex(sorted).Names(constraints), c.Names(constraints)); diff != "" {
+			if diff := gocmp.Diff(NewIndex(sorted).Names(constraints), c.UsableNodes(constraints)); diff != "" {
 				t.Fatalf("step %d (-want +got):\n%s", step, diff)
 			}
 		}
@@ -108,7 +108,7 @@ func TestSetsKeepLittle(t *testing.T) {
 	before := memory()
 	for round := range 2 {
 		for i, constraints := range all {
-			if got := len(c.Names(constraints)); got != nodes/10-1 {
+			if got := len(c.UsableNodes(constraints)); got != nodes/10-1 {
 				t.Fatalf("pod %d can use %d nodes", i, got)
 			}
 		}
@@ -133,7 +133,7 @@ func TestConcurrentNames(t *testing.T) {
 	for range 4 {
 		calls.Go(func() {
 			for range 200 {
-				if names := c.Names(constraints); !slices.IsSorted(names) {
+				if names := c.UsableNodes(constraints); !slices.IsSorted(names) {
 					t.Errorf("unordered: %v", names)
 				}
 			}
@@ -148,7 +148,7 @@ func TestConcurrentNames(t *testing.T) {
 	calls.Wait()
 	c.DeleteNode("n199")
 	want := slices.Sorted(maps.Keys(c.usable.nodes))
-	check.Equal(t, "the result", want, c.Names(constraints))
+	check.Equal(t, "the result", want, c.UsableNodes(constraints))
 }
 
 // Only nodes that have changed are matched again. Sets end with their last pod.
@@ -172,11 +172,11 @@ func TestMatchedAgain(t *testing.T) {
 		want   [2]int
 	}{
 		{"at first", func() {}, [2]int{10, 10}},
-		{"once they are known", func() { c.Names(first); c.Names(second) }, [2]int{0, 0}},
+		{"once they are known", func() { c.UsableNodes(first); c.UsableNodes(second) }, [2]int{0, 0}},
 		{"after a change of a node", func() { setNode(c, node("n4")) }, [2]int{1, 1}},
-		{"after another one, and a deletion", func() { c.Names(first); setNode(c, node("n5")); c.DeleteNode("n6") }, [2]int{2, 3}},
-		{"after the end of the pod", func() { c.Names(first); c.DeletePod("p0") }, [2]int{9, 3}},
-		{"without such a pod", func() { c.Names(first) }, [2]int{9, 3}},
+		{"after another one, and a deletion", func() { c.UsableNodes(first); setNode(c, node("n5")); c.DeleteNode("n6") }, [2]int{2, 3}},
+		{"after the end of the pod", func() { c.UsableNodes(first); c.DeletePod("p0") }, [2]int{9, 3}},
+		{"without such a pod", func() { c.UsableNodes(first) }, [2]int{9, 3}},
 		{"without any pod", func() { c.DeletePod("p1") }, [2]int{9, 9}},
 	} {
 		step.change()

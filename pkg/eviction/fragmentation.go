@@ -202,7 +202,7 @@ type plan struct {
 func (ps *Preemptors) choosePlan(pod *clustercache.PodInfo, candidates []string) (plan, bool) {
 	var names []string
 	var nodes []preemption.Node
-	outranked := ps.Ledger.Outranked(pod.Pod, candidates)
+	outranked := ps.Ledger.NodesWithLowerPriority(pod.Pod, candidates)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}

@@ -117,7 +117,7 @@ func (ps *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string)
 
 // seenEnd returns the candidate node on which pods are leaving for the pod whose end kube-scheduler has seen; none if there is no such node.
 func (ps *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
-	for _, node := range ps.Ledger.SeenEnd(pod, nodes) {
+	for _, node := range ps.Ledger.NodesAheadOfWatch(pod, nodes) {
 		if len(ps.leavingFor(pod, node)) > 0 {
 			return node
 		}

@@ -182,7 +182,7 @@ func (r *Round) Grant() {
 	t.items = slices.Delete(t.items, t.next, t.next+1)
 	r.queue.grants++
 	t.allocated, t.granted = t.allocated.Add(item.Memory), r.queue.grants
-	if r.exhausted() {
+	if r.dropIfExhausted() {
 		return
 	}
 	for i := 1; i < len(r.tenants) && r.tenants[i].compare(t) < 0; i++ {
@@ -193,18 +193,18 @@ func (r *Round) Grant() {
 // Pass leaves the item in the queue, and continues with the tenant's next item.
 func (r *Round) Pass() {
 	r.tenants[0].next++
-	r.exhausted()
+	r.dropIfExhausted()
 }
 
 // Leave continues with the next tenant: no further item of this tenant is granted in this round.
 func (r *Round) Leave() {
 	t := r.tenants[0]
 	t.next = len(t.items)
-	r.exhausted()
+	r.dropIfExhausted()
 }
 
-// exhausted removes the first tenant if it has no item left, and reports whether it did.
-func (r *Round) exhausted() bool {
+// dropIfExhausted removes the first tenant if it has no item left, and reports whether it did.
+func (r *Round) dropIfExhausted() bool {
 	t := r.tenants[0]
 	if t.next < len(t.items) {
 		return false

@@ -62,7 +62,7 @@ func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
 	case m.Node == "":
 		return mgr.begin(g, now)
 	case m.Run != "" && unfinished != nil && unfinished.phase == PhaseBroken && unfinished.inherited && unfinished.lastBound().Before(m.BoundAt):
-		mgr.nowRuns(unfinished, now)
+		mgr.startRunning(unfinished, now)
 		unfinished = g.unfinishedRun()
 	}
 	switch {
@@ -155,7 +155,7 @@ func (mgr *Manager) rehome(r *run, now time.Time) {
 			mgr.leave(m)
 			next.parked = next.parked || r.parked
 			mgr.join(next, m)
-			mgr.changed(next, m, now)
+			mgr.continueRun(next, m, now)
 		}
 	}
 }
@@ -225,12 +225,12 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
 	if unfinished := g.unfinishedRun(); unfinished != nil && unfinished.inherited && (unfinished.whole() || unfinished.lostMembers()) {
-		mgr.nowRuns(unfinished, now)
+		mgr.startRunning(unfinished, now)
 	}
 	for _, r := range slices.Clone(g.runs) {
 		r.parked = true
 		mgr.requeueParked(r)
-		mgr.changed(r, nil, now)
+		mgr.continueRun(r, nil, now)
 	}
 }
 

@@ -112,12 +112,12 @@ func (mgr *Manager) giveUp(r *run, now time.Time) {
 	switch {
 	case r.inherited && r.lostMembers():
 		// This was checked when the process became the leader. But then the watch may not have reported a deletion yet.
-		mgr.nowRuns(r, now)
+		mgr.startRunning(r, now)
 		return
 	case mgr.OnFailure == Keep:
 		mgr.recordEvent(r, true, EventPartial, "The group stays partially bound: its other members could not be bound in time")
 		r.acceptSurplus()
-		mgr.nowRuns(r, now)
+		mgr.startRunning(r, now)
 		return
 	}
 	mgr.move(r, PhaseEvicting, now)

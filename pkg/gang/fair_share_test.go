@@ -112,7 +112,7 @@ func TestTurnAndPlaces(t *testing.T) {
 				if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
 					t.Fatal(err)
 				}
-				s.ledger.Own(ledger.Granted, p.UID)
+				s.ledger.SetSource(ledger.Granted, p.UID)
 			}
 			s.manager.filterAll(s.created[0].UID, test.offered, s.now)
 			if planned := s.manager.Phases()[PhasePlanned] == 1; planned != test.planned {
@@ -121,7 +121,7 @@ func TestTurnAndPlaces(t *testing.T) {
 			var got [2]string
 			for i, p := range s.created {
 				got[i], _, _ = s.ledger.Lookup(p.UID)
-				if s.ledger.Owns(ledger.Granted, p.UID) == test.planned {
+				if s.ledger.HasSource(ledger.Granted, p.UID) == test.planned {
 					t.Errorf("fair sharing has the place of member %d: %v", i, !test.planned)
 				}
 			}
@@ -156,7 +156,7 @@ func TestGrantedAfterFailures(t *testing.T) {
 			if _, err := s.ledger.Reserve(s.nodes[i], p.Pod, placement.Binpack, s.now); err != nil {
 				t.Fatal(err)
 			} else if granted {
-				s.ledger.Own(ledger.Granted, p.UID)
+				s.ledger.SetSource(ledger.Granted, p.UID)
 			}
 		}
 		s.manager.filterAll(s.created[0].UID, s.nodes, s.now)

@@ -227,10 +227,10 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	}
 	r := mgr.findOrBegin(g, known, now)
 	mgr.join(r, known)
-	mgr.changed(r, known, now)
+	mgr.continueRun(r, known, now)
 	if unfinished := g.unfinishedRun(); known.Node != "" && r.phase == PhaseRunning && unfinished != nil && unfinished.plan == nil {
 		mgr.rehome(unfinished, now) // The pod shows that its run is alive. So members of its controller join the run; in a native group all members do.
-		mgr.changed(unfinished, nil, now)
+		mgr.continueRun(unfinished, nil, now)
 	}
 }
 
@@ -247,7 +247,7 @@ func (mgr *Manager) apply(m *member, next Member, now time.Time) {
 	if found && r.id == "" && r.phase != PhaseRunning {
 		r.id = m.Run
 	}
-	mgr.changed(r, m, now)
+	mgr.continueRun(r, m, now)
 }
 
 // Confirmed applies the result of a live read of the pod, but only the part that never changes back: whether the pod is bound,
@@ -300,7 +300,7 @@ func (mgr *Manager) removeMember(m *member, now time.Time) {
 		return
 	}
 	mgr.leave(m)
-	mgr.changed(r, m, now)
+	mgr.continueRun(r, m, now)
 }
 
 // Tick ends what has lasted too long and plans the runs that are ready. Only the leader may call it, several times a

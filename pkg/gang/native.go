@@ -92,7 +92,7 @@ func (mgr *Manager) resolveAll(key Key, now time.Time) {
 		if r.phase == PhaseRunning || len(r.members) == 0 {
 			continue
 		}
-		mgr.changed(r, r.ordered()[0], now)
+		mgr.continueRun(r, r.ordered()[0], now)
 	}
 }
 

@@ -210,7 +210,7 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 // setPlace sets the planned node of a member.
 func (mgr *Manager) setPlace(pm *plannedMember, node string) {
 	pm.node = node
-	mgr.Ledger.Own(ledger.Planned, pm.uid)
+	mgr.Ledger.SetSource(ledger.Planned, pm.uid)
 }
 
 // checkPlan ends the plan of a run whose members don't match it any more.
@@ -230,7 +230,7 @@ func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	r.plan = nil
 	p.rejectArrived(reason)
 	for _, pm := range p.order {
-		mgr.Ledger.Disown(ledger.Planned, pm.uid)
+		mgr.Ledger.ResetSource(ledger.Planned, pm.uid)
 		if pm.node != "" && pm.state < memberBinding {
 			mgr.Release(pm.uid)
 		}

@@ -87,8 +87,8 @@ func (r *run) phaseWithoutPlan() Phase {
 	return PhaseIncomplete
 }
 
-// changed continues a run after a change of one of its members. m may have left.
-func (mgr *Manager) changed(r *run, m *member, now time.Time) {
+// continueRun continues a run after a change of one of its members. m may have left.
+func (mgr *Manager) continueRun(r *run, m *member, now time.Time) {
 	if r.counts[bound] == 0 {
 		r.verification = verification{} // If the run is broken later, other members are missing.
 	}
@@ -104,14 +104,14 @@ func (mgr *Manager) changed(r *run, m *member, now time.Time) {
 	case r.plan != nil:
 		mgr.checkPlan(r, m, now)
 	default:
-		mgr.review(r, now)
+		mgr.updatePhase(r, now)
 	}
 	mgr.rank(r)
 	mgr.removeIfEmpty(r)
 }
 
-// review moves a run without a plan to the phase that its members determine.
-func (mgr *Manager) review(r *run, now time.Time) {
+// updatePhase moves a run without a plan to the phase that its members determine.
+func (mgr *Manager) updatePhase(r *run, now time.Time) {
 	if to := r.phaseWithoutPlan(); r.phase != to && (r.phase != PhaseEvicting || to != PhaseBroken) {
 		r.inherited = to == PhaseBroken
 		mgr.move(r, to, now)
@@ -122,7 +122,7 @@ func (mgr *Manager) review(r *run, now time.Time) {
 // continueWithoutPlan continues a run without a plan.
 func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
-		mgr.nowRuns(r, now)
+		mgr.startRunning(r, now)
 		return
 	}
 	switch r.phase {
@@ -149,11 +149,11 @@ func (mgr *Manager) becomeWhole(r *run, now time.Time) {
 	mgr.effects.RequeueAbove = append(mgr.effects.RequeueAbove, r.priority())
 	mgr.Observer.GangBound()
 	mgr.recordEvent(r, false, EventBound, "All members of the group are bound")
-	mgr.nowRuns(r, now)
+	mgr.startRunning(r, now)
 }
 
-// nowRuns moves a run to running. Its unbound members are placed alone from now on, or belong to the next run.
-func (mgr *Manager) nowRuns(r *run, now time.Time) {
+// startRunning moves a run to running. Its unbound members are placed alone from now on, or belong to the next run.
+func (mgr *Manager) startRunning(r *run, now time.Time) {
 	mgr.move(r, PhaseRunning, now)
 	mgr.requeueParked(r)
 	mgr.rehome(r, now)
@@ -221,7 +221,7 @@ func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	if mgr.continues(r) {
 		mgr.requeueParked(r)
 		mgr.rehome(r, now)
-		mgr.changed(r, nil, now)
+		mgr.continueRun(r, nil, now)
 		return
 	}
 	mgr.recordEvent(r, true, EventIncomplete, "The group waits: "+mgr.incomplete(r).Words)

@@ -114,7 +114,7 @@ func (mgr *Manager) grantedPlaces(n *needs) (uids []gpu.PodUID) {
 }
 
 // isGranted reports whether fair sharing has granted the pod a place.
-func (mgr *Manager) isGranted(pod gpu.Pod) bool { return mgr.Ledger.Owns(ledger.Granted, pod.UID) }
+func (mgr *Manager) isGranted(pod gpu.Pod) bool { return mgr.Ledger.HasSource(ledger.Granted, pod.UID) }
 
 // obstacle returns why it can't be tried to place the members; none if it can.
 func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {

@@ -35,11 +35,11 @@ func (o *Objects) addStranded(nodes []Node, l *ledger.Ledger) {
 		}
 	}
 	for i := range nodes {
-		if free, all, known := cluster.FreeBeside(nodes[i].Name); known {
-			l.SetBeside(nodes[i].Name, free, all)
+		if free, all, known := cluster.FreeResources(nodes[i].Name); known {
+			l.SetNodeResources(nodes[i].Name, free, all)
 		}
 	}
-	l.Expect(kinds.Kinds(), kinds.Turnover(), placement.Binpack, cluster.Names)
+	l.Expect(kinds.Kinds(), kinds.Turnover(), placement.Binpack, cluster.UsableNodes)
 	stranded := map[string]placement.Stranded{}
 	for _, node := range l.Stranded().Nodes {
 		stranded[node.Name] = node.Stranded

@@ -245,7 +245,7 @@ func usageRows(report UsageReport) rows {
 	table := rows{{bold, []string{"NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "USED(MiB)", "REQUESTED(MiB)", "LIMIT(MiB)", "OVER(MiB)", "BORROWED(MiB)"}}}
 	for _, c := range list {
 		style, over, limit, borrowed := plain, "-", "-", "-"
-		if c.Over() {
+		if c.ExceedsAllowance() {
 			style, over = red, "+"+mebibytes(excess(c))
 		}
 		if c.Borrowed() > 0 {

@@ -145,7 +145,7 @@ func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 			break // ctx has ended.
 		}
 		if o.listed && !r.numbered {
-			r.number(ctx, o)
+			r.restoreIndexes(ctx, o)
 			if ctx.Err() != nil {
 				break
 			}
@@ -203,8 +203,8 @@ func (r *run) step(ctx context.Context) *observation {
 	return &o
 }
 
-// number gives the cards of an earlier run to the roster, so that cards keep their indexes.
-func (r *run) number(ctx context.Context, o *observation) {
+// restoreIndexes gives the cards of an earlier run to the roster, so that cards keep their indexes.
+func (r *run) restoreIndexes(ctx context.Context, o *observation) {
 	if len(o.devices) == 0 {
 		// Not published yet: an empty inventory would replace the cards that Known returns.
 		r.logger.Info("No GPU cards, reading those of an earlier run", "reason", problemNoCards)

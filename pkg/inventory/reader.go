@@ -9,8 +9,8 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 )
 
-// slice is the longest time that a step waits inside NVML. Such a wait can't be interrupted, so a stop can take this long.
-const slice = 250 * time.Millisecond
+// maxWait is the longest time that a step waits inside NVML. Such a wait can't be interrupted, so a stop can take this long.
+const maxWait = 250 * time.Millisecond
 
 // reader decides when to call the driver and for what. Its steps run one after another, never concurrently. Each step is
 // short as long as the driver answers.
@@ -65,7 +65,7 @@ func (r *reader) observe(ctx context.Context, unreachable bool) observation {
 	if r.driver != nil {
 		o.events, due = r.wait(ctx, due)
 	} else if !due {
-		pause(ctx, slice)
+		pause(ctx, maxWait)
 	}
 	if !due {
 		return o
@@ -90,7 +90,7 @@ func (r *reader) observe(ctx context.Context, unreachable bool) observation {
 
 // wait collects events, and reports whether the cards are to be listed now: if the listing is due, or if the wait failed.
 func (r *reader) wait(ctx context.Context, due bool) ([]event, bool) {
-	timeout := slice
+	timeout := maxWait
 	if due {
 		timeout = 0
 	}

@@ -48,8 +48,8 @@ type entry struct {
 	health health
 	// cause is why the card is not healthy.
 	cause cause
-	// trouble is when the quiet period began.
-	trouble time.Time
+	// quietSince is when the quiet period began.
+	quietSince time.Time
 	// last is what the last listing showed of the card.
 	last sign
 	// position is the driver's own index of the card; -1 until the driver has listed it since the program started.
@@ -88,7 +88,7 @@ func (r *roster) expect(known []gpu.Card, now time.Time) {
 		if card.UUID != "" && r.find(card.UUID) == nil {
 			rec := entry{card: card, position: -1}
 			if cause, health := parseReason(card.Unhealthy); health != healthy && r.xids.count(cause.xid) {
-				rec.health, rec.cause, rec.trouble = health, cause, now
+				rec.health, rec.cause, rec.quietSince = health, cause, now
 			}
 			r.entries = append(r.entries, rec)
 		}
@@ -236,8 +236,8 @@ func (rec *entry) observe(s sign, why cause, period time.Duration, now time.Time
 	rec.health = transitions[before][s]
 	switch {
 	case before != recovering || s != signGood && s != signClean:
-		rec.trouble = now
-	case now.Sub(rec.trouble) >= period:
+		rec.quietSince = now
+	case now.Sub(rec.quietSince) >= period:
 		rec.health = healthy
 	}
 	_, needed := stateReasons[before]

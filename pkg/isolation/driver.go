@@ -75,7 +75,7 @@ func (d *driver) Ready(card Card) error {
 	case card.Unlimitable != nil:
 		return card.Unlimitable
 	}
-	if err := d.daemons.left(card); err != nil {
+	if err := d.daemons.leftoverComputeMode(card); err != nil {
 		return err
 	}
 	if err := takesCDI(card.Runtime); err != nil {

@@ -175,7 +175,7 @@ type none struct {
 }
 
 // Ready implements Backend. It rejects a card that mode mps has left in its compute mode.
-func (n none) Ready(card Card) error { return n.daemons.left(card) }
+func (n none) Ready(card Card) error { return n.daemons.leftoverComputeMode(card) }
 
 // noLimits is what a Backend does that limits nothing. A mode embeds it for what the mode doesn't need.
 type noLimits struct{}

@@ -158,9 +158,9 @@ const (
 	exclusive = "EXCLUSIVE_PROCESS"
 )
 
-// left returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
+// leftoverComputeMode returns why containers can't share the card outside of mode mps: its compute mode is still that of mode mps; nil if they can. The
 // compute mode EXCLUSIVE_PROCESS without a status of a supervisor suits MPS daemons of the administrator's own.
-func (d MPSDirectory) left(card Card) error {
+func (d MPSDirectory) leftoverComputeMode(card Card) error {
 	programs := "no program"
 	switch card.Compute.Mode {
 	case prohibited:

@@ -27,13 +27,13 @@ func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) 
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
-	a.unseen = unseen
+	a.ignored = unseen
 	return Availability{Cards: slices.Clone(l.cardsFor(n, &a)), Allocations: n.copyAllocations()}, reason
 }
 
-// Outranked returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the
+// NodesWithLowerPriority returns those of the named nodes, in order, on which a pod of lower priority is bound. On other nodes no card can be freed for the
 // pod. It is much cheaper than Availability.
-func (l *Ledger) Outranked(pod gpu.Pod, names []string) (out []string) {
+func (l *Ledger) NodesWithLowerPriority(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {
@@ -53,9 +53,9 @@ func (n *node) hasBoundBelow(priority int32) bool {
 	return false
 }
 
-// SeenEnd returns those of the named nodes, in order, that have pods that are being deleted and no room for the pod by the sum of their cards.
+// NodesAheadOfWatch returns those of the named nodes, in order, that have pods that are being deleted and no room for the pod by the sum of their cards.
 // kube-scheduler counts by this sum. If it offers such a node to the pod, it has seen the end of some of its pods before the ledger has.
-func (l *Ledger) SeenEnd(pod gpu.Pod, names []string) (out []string) {
+func (l *Ledger) NodesAheadOfWatch(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {

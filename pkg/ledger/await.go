@@ -156,7 +156,7 @@ func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 	}
 	for name, uids := range pods {
 		if n := l.nodes[name]; n != nil && l.resources != nil {
-			out[name] = max(out[name], gpu.Memory(l.resources.Part(name, uids)*float64(n.memory())))
+			out[name] = max(out[name], gpu.Memory(l.resources.LargestPart(name, uids)*float64(n.memory())))
 		}
 	}
 	return out
@@ -331,7 +331,7 @@ func (c *awaitedChoice) nodeWillHaveResources(name string, uid gpu.PodUID) bool 
 func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
-		if r := &n.reserved[i]; c.counts(r) || c.leaves(r) {
+		if r := &n.reserved[i]; c.counts(r) || c.mustYield(r) {
 			q.Ahead = append(q.Ahead, r.Pod.UID)
 		}
 	}
@@ -455,16 +455,16 @@ func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.De
 	}
 }
 
-// leaves reports whether the place is one that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
-func (c *awaitedChoice) leaves(r *reservedPlace) bool {
+// mustYield reports whether the place is one that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.
+func (c *awaitedChoice) mustYield(r *reservedPlace) bool {
 	return r.Source != Queued && c.item.Priority <= r.Priority && !c.pods[r.Pod.UID] && !c.allocated(r.Pod.UID)
 }
 
-// noEnd is the time of a card on which no pod has to end: later than any time at which a pod was placed. justNow is that of a pod that isn't bound
+// noEnd is the time of a card on which no pod has to end: later than any time at which a pod was placed. notYetBound is that of a pod that isn't bound
 // yet.
 var (
-	noEnd   = time.Unix(1<<33, 0)
-	justNow = noEnd.Add(-time.Second)
+	noEnd       = time.Unix(1<<33, 0)
+	notYetBound = noEnd.Add(-time.Second)
 )
 
 // countReservations sets cards to those of the node without allocations, but with the item's own places, with those of items that come before, and
@@ -479,7 +479,7 @@ func (c *awaitedChoice) countReservations(n *node) {
 		switch r := &n.reserved[i]; {
 		case c.counts(r):
 			placement.Use(c.cards, r.On)
-		case c.leaves(r):
+		case c.mustYield(r):
 			if present == nil {
 				present = slices.Clone(n.cards)
 			}
@@ -499,7 +499,7 @@ func (c *awaitedChoice) counts(r *reservedPlace) bool {
 // begun returns when the pod was placed; a zero time if that is unknown. A pod that isn't bound yet counts as new.
 func (a *Allocation) begun() time.Time {
 	if a.State == Assumed {
-		return justNow
+		return notYetBound
 	}
 	return a.AssumeTime
 }

@@ -125,14 +125,14 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 	benchmarkWith(b, shapes, func(b *testing.B, l *ledger.Ledger, names []string) {
 		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
 		for _, name := range names {
-			free := placement.Beside{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}
-			l.SetBeside(name, free, placement.Beside{CPU: 64000, NodeMemory: 256 << 30})
+			free := placement.NodeResources{CPU: 1000 * random.Int64N(64), NodeMemory: random.Int64N(256) << 30}
+			l.SetNodeResources(name, free, placement.NodeResources{CPU: 64000, NodeMemory: 256 << 30})
 		}
 		pods := make([]gpu.Pod, placement.MaxKinds)
 		for i := range pods {
 			pods[i] = pod(fmt.Sprint("asking-", i), 50+gpu.Memory(random.IntN(2000)))
 			shape := placement.Shape{
-				Demand: pods[i].Demand(), Beside: placement.Beside{CPU: 1000 * random.Int64N(32), NodeMemory: random.Int64N(64) << 30},
+				Demand: pods[i].Demand(), NodeResources: placement.NodeResources{CPU: 1000 * random.Int64N(32), NodeMemory: random.Int64N(64) << 30},
 			}
 			shapes[pods[i].UID], kinds = shape, append(kinds, placement.Kind{Shape: shape, Frequency: random.Float64()})
 		}
@@ -157,7 +157,7 @@ func BenchmarkExpect(b *testing.B) {
 		random, kinds := rand.New(rand.NewPCG(1, 2)), []placement.Kind(nil)
 		for range placement.MaxKinds {
 			kinds = append(kinds, placement.Kind{Frequency: random.Float64(), Shape: placement.Shape{
-				Demand: gpu.Demand{Cards: 1, Memory: 50 + gpu.Memory(random.IntN(2000)), Containers: 1}, Beside: placement.Beside{CPU: 1000 * random.Int64N(32)},
+				Demand: gpu.Demand{Cards: 1, Memory: 50 + gpu.Memory(random.IntN(2000)), Containers: 1}, NodeResources: placement.NodeResources{CPU: 1000 * random.Int64N(32)},
 			}})
 		}
 		for b.Loop() {
@@ -174,9 +174,9 @@ func (s shapesOf) Shape(uid gpu.PodUID) (placement.Shape, bool) {
 	return shape, known
 }
 
-func (shapesOf) Requests(gpu.PodUID) string        { return "" }
-func (shapesOf) Fits(ledger.ResourceQuery) bool    { return true }
-func (shapesOf) Part(string, []gpu.PodUID) float64 { return 0 }
+func (shapesOf) Requests(gpu.PodUID) string               { return "" }
+func (shapesOf) Fits(ledger.ResourceQuery) bool           { return true }
+func (shapesOf) LargestPart(string, []gpu.PodUID) float64 { return 0 }
 
 // reserveAndRelease reserves memory for a pod on the node and releases it.
 func reserveAndRelease(b *testing.B, l *ledger.Ledger, node string) {
@@ -326,7 +326,7 @@ func BenchmarkLock(b *testing.B) {
 		"Rank": func() {
 			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
 		},
-		"Outranked":              func() { f.Outranked(pod("asking", 1, -1), names) },
+		"NodesWithLowerPriority": func() { f.NodesWithLowerPriority(pod("asking", 1, -1), names) },
 		"FitsWithoutAssumed":     func() { f.FitsWithoutAssumed(full, names) },
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },
 		"NodeCards":              func() { f.NodeCards() },

@@ -96,9 +96,9 @@ func (s *costScene) changeAny(spec ledger.NodeSpec) {
 		s.AddTentative(p, []string{name, s.names[0]}, at.Add(-ledger.TentativeLifetime*time.Duration(s.random.IntN(2))))
 	case 6:
 		_, _ = s.Reserve(name, p, placement.Binpack, at)
-		s.Own(ledger.Planned, other.UID)
+		s.SetSource(ledger.Planned, other.UID)
 	case 7:
-		s.Disown(ledger.Planned, other.UID)
+		s.ResetSource(ledger.Planned, other.UID)
 		s.Release(other.UID)
 	case 8:
 		s.Await(testItem, []ledger.Request{{Pod: p, Nodes: s.names}}, longAgo)

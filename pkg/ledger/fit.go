@@ -31,8 +31,8 @@ type asker struct {
 	home string
 	// own are its awaited reservations, whose memory it sees as free.
 	own ownReservations
-	// unseen is View.Unseen.
-	unseen map[string]bool
+	// ignored is View.Ignored.
+	ignored map[string]bool
 }
 
 // asker returns the pod as an asker. The caller holds the lock.
@@ -74,8 +74,8 @@ type View struct {
 	Card, Node placement.Policy
 	// TentativeAt is the present time if tentative placements of other pods count as allocated; zero if they don't.
 	TentativeAt time.Time
-	// Unseen are the IDs of items whose awaited reservations don't count: of the queue, those that come after the pod, and what is kept for the pod's tenant.
-	Unseen map[string]bool
+	// Ignored are the IDs of items whose awaited reservations don't count: of the queue, those that come after the pod, and what is kept for the pod's tenant.
+	Ignored map[string]bool
 }
 
 // Rank calls visit for each of the named nodes, in order, with its suitability and Fits, or the reason why the pod doesn't fit the node; i is the
@@ -84,7 +84,7 @@ type View struct {
 func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	a, ranked := l.asker(&pod, view.Unseen), make([]rankedNode, len(names))
+	a, ranked := l.asker(&pod, view.Ignored), make([]rankedNode, len(names))
 	kind, exact := l.kindOf(&view, &pod)
 	for i, name := range names {
 		n := l.nodes[name]
@@ -138,7 +138,7 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	}
 	cards := l.cardsInView(n, view, a)
 	if kind == noKind {
-		return placement.Suit(&view.Card, &view.Node, cards, &a.demand)
+		return placement.RateNode(&view.Card, &view.Node, cards, &a.demand)
 	}
 	switch reason := placement.Fit(cards, a.demand); {
 	case reason != reasons.Fits:
@@ -190,7 +190,7 @@ func (l *Ledger) placesAgainst(n *node, a *asker) iter.Seq[*reservedPlace] {
 // isAgainst reports whether the place counts as used for the pod: it belongs to a reservation of others that comes before the pod, and its own pod
 // has no allocation yet.
 func (l *Ledger) isAgainst(a *asker, r *reservedPlace) bool {
-	return a.own[r.Source] != r.Reservation && !a.unseen[r.Item.ID] && l.comesBefore(r, a) && !l.allocated(r.Pod.UID)
+	return a.own[r.Source] != r.Reservation && !a.ignored[r.Item.ID] && l.comesBefore(r, a) && !l.allocated(r.Pod.UID)
 }
 
 // comesBefore reports whether the reservation comes before the pod. Two items of the queue have its order. If either the item or the pod needs a turn

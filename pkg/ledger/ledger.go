@@ -388,7 +388,7 @@ func (e *edit) alter(name string, how func(*node)) *node {
 	if n.usesLessThan(cards) || len(n.nominees()) > 0 {
 		e.freed = append(e.freed, name)
 	}
-	if !n.known && len(n.allocations) == 0 {
+	if !n.sharesCards && len(n.allocations) == 0 {
 		delete(e.nodes, name)
 		e.forgotten = e.revision
 	}
@@ -409,7 +409,7 @@ func (e *edit) drop(uid gpu.PodUID) {
 }
 
 func (l *Ledger) addNode(name string) *node {
-	n := &node{name: name, allocations: map[gpu.PodUID]*Allocation{}, beside: unlimited, allBeside: unlimited}
+	n := &node{name: name, allocations: map[gpu.PodUID]*Allocation{}, freeResources: unlimited, allResources: unlimited}
 	l.nodes[name] = n
 	for _, items := range l.reservations.items {
 		for _, r := range items {

@@ -12,8 +12,8 @@ import (
 
 // node is the state of one node, guarded by the ledger's lock.
 type node struct {
-	// known is true if the node shares its cards, or should. Otherwise it has allocations only.
-	known bool
+	// sharesCards is true if the node shares its cards, or should. Otherwise it has allocations only.
+	sharesCards bool
 	// costs are what the outlook says of the node; nil if they aren't known, since the node or the outlook has changed.
 	costs atomic.Pointer[placement.Costs]
 	// tentative are the tentative placements that name this node, see AddTentative.
@@ -24,9 +24,9 @@ type node struct {
 	cards []placement.Card
 	// spec is what the Node object determines, with the cards by index; zero if the node isn't known.
 	spec NodeSpec
-	// beside is what is free beside the cards, allBeside what the node has of it, and excluded has the kinds of the outlook that can't use the node.
-	beside, allBeside placement.Beside
-	excluded          uint64
+	// freeResources is what is free beside the cards, allResources what the node has of it, and excluded has the kinds of the outlook that can't use the node.
+	freeResources, allResources placement.NodeResources
+	excluded                    uint64
 
 	name        string
 	allocations map[gpu.PodUID]*Allocation
@@ -39,11 +39,11 @@ type node struct {
 // setSpec sets what the Node object determines. The cards count as unused until recount.
 func (n *node) setSpec(spec NodeSpec) {
 	spec.Cards = slices.SortedFunc(slices.Values(spec.Cards), func(a, b gpu.Card) int { return a.Index - b.Index })
-	n.known, n.spec, n.cards = true, spec, spec.empty()
+	n.sharesCards, n.spec, n.cards = true, spec, spec.empty()
 }
 
 // clearSpec undoes setSpec.
-func (n *node) clearSpec() { n.known, n.spec, n.cards = false, NodeSpec{}, nil }
+func (n *node) clearSpec() { n.sharesCards, n.spec, n.cards = false, NodeSpec{}, nil }
 
 // empty returns the cards without allocations.
 func (s *NodeSpec) empty() []placement.Card {
@@ -159,7 +159,7 @@ func (n *node) usesLessThan(before []placement.Card) bool {
 }
 
 func (n *node) copy(name string) Node {
-	out := Node{Name: name, Gone: !n.known, NodeSpec: n.spec, Allocations: n.copyAllocations()}
+	out := Node{Name: name, Gone: !n.sharesCards, NodeSpec: n.spec, Allocations: n.copyAllocations()}
 	out.Cards = slices.Clone(out.Cards)
 	for _, c := range n.cards {
 		out.Used, out.UsedCores, out.Containers = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores), append(out.Containers, c.Containers)

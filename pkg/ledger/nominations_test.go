@@ -154,8 +154,8 @@ func TestOutranked(t *testing.T) {
 	f.bind("n1", 0, pod("a", 4, 5), pod("b", 4, 4))
 	f.bind("n2", 0, pod("c", 4, 5))
 	f.reserve("n3", pod("d", 4, 4))
-	expect(t, "only n1 has a bound pod of lower priority", []string{"n1"}, f.Outranked(pod("x", 16, 5), []string{"unknown", "n3", "n1", "n2", "n4"}))
-	f.DeleteNode("n1") // It would block if Outranked kept the lock.
+	expect(t, "only n1 has a bound pod of lower priority", []string{"n1"}, f.NodesWithLowerPriority(pod("x", 16, 5), []string{"unknown", "n3", "n1", "n2", "n4"}))
+	f.DeleteNode("n1") // It would block if NodesWithLowerPriority kept the lock.
 }
 
 // Each pod is nominated to the best node that those before it leave room on.

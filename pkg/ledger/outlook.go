@@ -10,15 +10,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// unlimited is what a node has, and has free, of which SetBeside has reported nothing.
-var unlimited = placement.Beside{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
+// unlimited is what a node has, and has free, of which SetNodeResources has reported nothing.
+var unlimited = placement.NodeResources{CPU: math.MaxInt64, NodeMemory: math.MaxInt64}
 
-// SetBeside sets what the node has free beside its cards and what it has of that for pods, for views by cost.
-func (l *Ledger) SetBeside(name string, free, all placement.Beside) {
+// SetNodeResources sets what the node has free beside its cards and what it has of that for pods, for views by cost.
+func (l *Ledger) SetNodeResources(name string, free, all placement.NodeResources) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n := l.nodes[name]; n != nil && (n.beside != free || n.allBeside != all) {
-		n.beside, n.allBeside = free, all
+	if n := l.nodes[name]; n != nil && (n.freeResources != free || n.allResources != all) {
+		n.freeResources, n.allResources = free, all
 		n.costs.Store(nil)
 	}
 }
@@ -61,7 +61,7 @@ type nodeState struct {
 
 // equal reports whether another node has the same costs.
 func (s *nodeState) equal(o *placement.NodeRoom) bool {
-	return slices.Equal(s.Cards, o.Cards) && s.Beside == o.Beside && s.All == o.All && s.Excluded == o.Excluded
+	return slices.Equal(s.Cards, o.Cards) && s.NodeResources == o.NodeResources && s.All == o.All && s.Excluded == o.Excluded
 }
 
 // nodeStates returns the states of the nodes that share their cards.
@@ -119,7 +119,7 @@ const noKind = -1
 
 // kindOf returns the pod's kind in the outlook, and whether that has exactly the pod's shape. The caller holds the lock.
 func (l *Ledger) kindOf(view *View, pod *gpu.Pod) (kind int, exact bool) {
-	if !view.Node.ByCost() || l.outlook == nil {
+	if !view.Node.NeedsOutlook() || l.outlook == nil {
 		return noKind, true
 	}
 	shape := l.shapeOf(pod)
@@ -183,7 +183,7 @@ func (l *Ledger) suitabilityByCost(n *node, kind int) placement.Suitability {
 
 // nodeRoom returns what the node has free if its cards are these.
 func (n *node) nodeRoom(cards []placement.Card) *placement.NodeRoom {
-	return &placement.NodeRoom{Cards: cards, Beside: n.beside, All: n.allBeside, Excluded: n.excluded}
+	return &placement.NodeRoom{Cards: cards, NodeResources: n.freeResources, All: n.allResources, Excluded: n.excluded}
 }
 
 // StrandedNode is a node with free memory that pods of no expected kind can use, because of what the node lacks.

@@ -19,7 +19,7 @@ type costScene struct {
 	random *rand.Rand
 	names  []string
 	// beside is what is free beside the cards, shapes are those of pods, and kinds are the kinds of the outlook.
-	beside  map[string]placement.Beside
+	beside  map[string]placement.NodeResources
 	shapes  shapesOf
 	kinds   []placement.Kind
 	outlook *placement.Outlook
@@ -33,7 +33,7 @@ type costScene struct {
 
 func newCostScene(t *testing.T, seed uint64) *costScene {
 	s := &costScene{
-		fixture: &fixture{t: t}, random: rand.New(rand.NewPCG(seed, 0)), beside: map[string]placement.Beside{}, shapes: shapesOf{},
+		fixture: &fixture{t: t}, random: rand.New(rand.NewPCG(seed, 0)), beside: map[string]placement.NodeResources{}, shapes: shapesOf{},
 		usable: map[unique.Handle[string]][]string{}, excluded: map[string]uint64{},
 	}
 	s.Ledger = ledger.NewWithResources(s.shapes, nil)
@@ -50,11 +50,11 @@ func newCostScene(t *testing.T, seed uint64) *costScene {
 }
 
 // all is what each node has beside its cards.
-var all = placement.Beside{CPU: 6000, NodeMemory: 6 << 30}
+var all = placement.NodeResources{CPU: 6000, NodeMemory: 6 << 30}
 
 func (s *costScene) setBeside(name string) {
-	s.beside[name] = placement.Beside{CPU: 1000 * s.random.Int64N(16), NodeMemory: s.random.Int64N(16) << 30}
-	s.SetBeside(name, s.beside[name], all)
+	s.beside[name] = placement.NodeResources{CPU: 1000 * s.random.Int64N(16), NodeMemory: s.random.Int64N(16) << 30}
+	s.SetNodeResources(name, s.beside[name], all)
 }
 
 // newPod returns a pod with a random shape, which the scene knows mostly.
@@ -64,7 +64,7 @@ func (s *costScene) newPod() gpu.Pod {
 	p.Request *= gpu.Memory(p.Cards)
 	s.pods = append(s.pods, p)
 	if s.random.IntN(5) > 0 {
-		shape := placement.Shape{Demand: p.Demand(), Beside: placement.Beside{CPU: 1000 * s.random.Int64N(8), NodeMemory: s.random.Int64N(8) << 30}}
+		shape := placement.Shape{Demand: p.Demand(), NodeResources: placement.NodeResources{CPU: 1000 * s.random.Int64N(8), NodeMemory: s.random.Int64N(8) << 30}}
 		if s.random.IntN(3) == 0 {
 			shape.Constraints = unique.Make("some")
 		}
@@ -76,7 +76,7 @@ func (s *costScene) newPod() gpu.Pod {
 // rooms returns what each node has free.
 func (s *costScene) rooms() (rooms []placement.NodeRoom) {
 	for _, n := range s.NodeCards() {
-		rooms = append(rooms, placement.NodeRoom{Cards: n.Cards, Beside: s.beside[n.Name], All: all, Excluded: s.excluded[n.Name]})
+		rooms = append(rooms, placement.NodeRoom{Cards: n.Cards, NodeResources: s.beside[n.Name], All: all, Excluded: s.excluded[n.Name]})
 	}
 	return rooms
 }
@@ -141,7 +141,7 @@ func TestRankByCost(t *testing.T) {
 				ranked++
 				name := s.names[i]
 				seen, _ := s.Availability(name, p, nil)
-				room := placement.NodeRoom{Cards: seen.Cards, Beside: s.beside[name], All: all, Excluded: s.excluded[name]}
+				room := placement.NodeRoom{Cards: seen.Cards, NodeResources: s.beside[name], All: all, Excluded: s.excluded[name]}
 				if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); suits != want {
 					t.Fatalf("seed %d: %s suits %v, want %v", seed, name, suits, want)
 				}
@@ -231,7 +231,7 @@ func TestStranded(t *testing.T) {
 	if got := f.Stranded(); got.Ratios != nil || got.Nodes != nil {
 		t.Errorf("nothing is expected yet, got %v", got)
 	}
-	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}, Beside: placement.Beside{CPU: 1000, NodeMemory: 1}}}
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1, Containers: 1}, NodeResources: placement.NodeResources{CPU: 1000, NodeMemory: 1}}}
 	f.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
 	want := func(cpu, memory float64, texts ...string) {
 		t.Helper()
@@ -248,8 +248,8 @@ func TestStranded(t *testing.T) {
 		}
 	}
 	want(0, 0)
-	f.SetBeside("n1", placement.Beside{CPU: 500, NodeMemory: 1}, placement.Beside{})
+	f.SetNodeResources("n1", placement.NodeResources{CPU: 500, NodeMemory: 1}, placement.NodeResources{})
 	want(0.75, 0, "n1 has 12 GiB free, of no use: the node lacks CPU")
-	f.SetBeside("n2", placement.Beside{CPU: 1000}, placement.Beside{})
+	f.SetNodeResources("n2", placement.NodeResources{CPU: 1000}, placement.NodeResources{})
 	want(0.75, 0.25, "n1 has 12 GiB free, of no use: the node lacks CPU", "n2 has 4096 MiB free, of no use: the node lacks node memory")
 }

@@ -48,7 +48,7 @@ func packed(t *testing.T, view ledger.View, several bool) float64 {
 			p.Cards = 2 + 2*(i/5%2)
 			p.Request *= gpu.Memory(p.Cards)
 		}
-		if seen.Add(placement.Shape{Demand: p.Demand()}, unique.Make(string(p.UID)), at) && view.Node.ByCost() {
+		if seen.Add(placement.Shape{Demand: p.Demand()}, unique.Make(string(p.UID)), at) && view.Node.NeedsOutlook() {
 			f.Expect(seen.Kinds(), 0, view.Card, func(unique.Handle[string]) []string { return names })
 		}
 		node := f.best(view, p, names)

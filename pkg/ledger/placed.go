@@ -2,8 +2,8 @@ package ledger
 
 import "github.com/gpushare/gpushare/pkg/gpu"
 
-// Own records that the source keeps the pod's assumed allocation until Disown. It does nothing if the pod has no such allocation.
-func (l *Ledger) Own(source Source, uid gpu.PodUID) {
+// SetSource records that the source keeps the pod's assumed allocation until ResetSource. It does nothing if the pod has no such allocation.
+func (l *Ledger) SetSource(source Source, uid gpu.PodUID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.reservations.placed[uid]; r != nil {
@@ -11,8 +11,8 @@ func (l *Ledger) Own(source Source, uid gpu.PodUID) {
 	}
 }
 
-// Disown undoes Own. It reports whether the source had the reservation.
-func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
+// ResetSource undoes SetSource. It reports whether the source had the reservation.
+func (l *Ledger) ResetSource(source Source, uid gpu.PodUID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.reservations.placed[uid]
@@ -23,8 +23,8 @@ func (l *Ledger) Disown(source Source, uid gpu.PodUID) bool {
 	return true
 }
 
-// Owns reports whether the source keeps the pod's assumed allocation, and no bind of the pod has begun.
-func (l *Ledger) Owns(source Source, uid gpu.PodUID) bool {
+// HasSource reports whether the source keeps the pod's assumed allocation, and no bind of the pod has begun.
+func (l *Ledger) HasSource(source Source, uid gpu.PodUID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.reservations.placed[uid]

@@ -59,16 +59,16 @@ type ranking struct {
 	asker asker // The pod of like, but its nomination is like any other: the pods that share the ranking see it as used.
 	kind  int   // That of the key.
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
-	nodes []ranked
+	nodes []heapEntry
 	// refused are the entries of nodes on which a pod could not be placed although it fits their cards. They are tried
 	// again only if no other node is left, because another pod can need less of the other resources. If they were tried first, each pod
 	// would check each full node.
-	refused []ranked
+	refused []heapEntry
 	// applied is the number of changes that are applied.
 	applied int
 }
 
-type ranked struct {
+type heapEntry struct {
 	node *node
 	rate float64
 	// order is the node's position in the list. It breaks ties.
@@ -77,10 +77,10 @@ type ranked struct {
 	at uint64
 }
 
-func (r ranked) obsolete() bool { return r.at != r.node.revision }
+func (r heapEntry) obsolete() bool { return r.at != r.node.revision }
 
 // before reports whether the node is better than the other one.
-func (r *ranked) before(o *ranked) bool {
+func (r *heapEntry) before(o *heapEntry) bool {
 	return r.rate > o.rate || r.rate == o.rate && r.order < o.order
 }
 
@@ -109,7 +109,7 @@ func (r *rankings) of(request *Request) *ranking {
 
 // build makes the heap.
 func (r *ranking) build() {
-	r.applied, r.nodes = len(r.changes), make([]ranked, 0, len(r.like.Nodes))
+	r.applied, r.nodes = len(r.changes), make([]heapEntry, 0, len(r.like.Nodes))
 	for i, name := range r.like.Nodes {
 		if n := r.ledger.nodes[name]; n != nil {
 			if candidate, fits := r.rated(n, i); fits {
@@ -121,9 +121,9 @@ func (r *ranking) build() {
 }
 
 // rated returns the node, which is at this position in the list, and whether the request fits it.
-func (r *ranking) rated(n *node, order int) (candidate ranked, fits bool) {
+func (r *ranking) rated(n *node, order int) (candidate heapEntry, fits bool) {
 	rate, fits := r.rate(n, &r.asker, r.kind)
-	return ranked{n, rate, order, n.revision}, fits
+	return heapEntry{n, rate, order, n.revision}, fits
 }
 
 // record records that the node's revision has changed.
@@ -132,7 +132,7 @@ func (r *rankings) record(n *node) { r.changes = append(r.changes, n) }
 // place places the pod on the best node that takes it.
 func (r *ranking) place(pod gpu.Pod) (string, bool) {
 	r.apply()
-	r.refused = slices.DeleteFunc(r.refused, ranked.obsolete)
+	r.refused = slices.DeleteFunc(r.refused, heapEntry.obsolete)
 	before := len(r.refused)
 	for len(r.nodes) > 0 {
 		best := r.nodes[0]
@@ -150,7 +150,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 			}
 			return r.name(best), true
 		default:
-			r.refused = append(r.refused, heap.Pop(r).(ranked))
+			r.refused = append(r.refused, heap.Pop(r).(heapEntry))
 		}
 	}
 	for _, candidate := range r.refused[:before] {
@@ -162,7 +162,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 	return "", false
 }
 
-func (r *ranking) name(of ranked) string { return r.like.Nodes[of.order] }
+func (r *ranking) name(of heapEntry) string { return r.like.Nodes[of.order] }
 
 // apply adds an entry for each node that has changed since the last call. Former entries of these nodes are obsolete.
 func (r *ranking) apply() {
@@ -206,7 +206,7 @@ func (r *ranking) Less(i, j int) bool { return r.nodes[i].before(&r.nodes[j]) }
 func (r *ranking) Swap(i, j int) { r.nodes[i], r.nodes[j] = r.nodes[j], r.nodes[i] }
 
 // Push implements heap.Interface.
-func (r *ranking) Push(x any) { r.nodes = append(r.nodes, x.(ranked)) }
+func (r *ranking) Push(x any) { r.nodes = append(r.nodes, x.(heapEntry)) }
 
 // Pop implements heap.Interface.
 func (r *ranking) Pop() any {

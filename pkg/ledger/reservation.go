@@ -41,9 +41,9 @@ type Place struct {
 // Source is what makes and ends a reservation. A pod has at most one awaited reservation from each source, and one that is placed or binding.
 type Source uint8
 
-// The sources of placed reservations. Reserve, ReserveAll and Move place pods, and Own and Disown set the source.
+// The sources of placed reservations. Reserve, ReserveAll and Move place pods, and SetSource and ResetSource set the source.
 const (
-	Direct  Source = iota // A choice of cards by a bind. Disown returns to it.
+	Direct  Source = iota // A choice of cards by a bind. ResetSource returns to it.
 	Planned               // The plan of a gang.
 	Granted               // A turn by fair sharing.
 	// The sources of awaited reservations. End ends them.

@@ -269,7 +269,7 @@ func (r *reserver) step() (operation string, err error) {
 			_, got, _ := r.fixture.Lookup(p.UID)
 			r.model.allocations[p.UID] = &allocation{moved, got}
 			if owned { // As its source does.
-				r.fixture.Own(owner, p.UID)
+				r.fixture.SetSource(owner, p.UID)
 				r.model.own(p.UID, owner)
 			}
 		}
@@ -293,7 +293,7 @@ func (r *reserver) step() (operation string, err error) {
 		r.model.endAwaited()
 		return "End(Queued)", nil
 	case n < 21 && n > 18:
-		r.fixture.Own(source, p.UID)
+		r.fixture.SetSource(source, p.UID)
 		r.model.own(p.UID, source)
 		return fmt.Sprintf("Own(%d, %v)", source, p), nil
 	case n == 21:
@@ -301,7 +301,7 @@ func (r *reserver) step() (operation string, err error) {
 		if owned = owned && owner == source; owned {
 			r.model.own(p.UID, ledger.Direct)
 		}
-		return fmt.Sprintf("Disown(%d, %v)", source, p), differ(owned, r.fixture.Disown(source, p.UID))
+		return fmt.Sprintf("ResetSource(%d, %v)", source, p), differ(owned, r.fixture.ResetSource(source, p.UID))
 	case n > 21 && n < 24 && !r.model.binding[p.UID]:
 		r.fixture.BeginBind(p.UID)
 		r.model.binding[p.UID] = true

@@ -241,7 +241,7 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 		return "", false
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
-	a := t.asker(&request.Pod, t.view.Unseen)
+	a := t.asker(&request.Pod, t.view.Ignored)
 	if placement.Fit(t.cardsInView(n, &t.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
 		return "", false
 	}
@@ -262,7 +262,7 @@ func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
 // choosePlace returns the cards of the node that the view's policy chooses for the pod; false if the pod doesn't fit. Unlike chooseCards it is also
 // for nodes that kube-scheduler has not offered.
 func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Placement, fits bool) {
-	a := l.asker(pod, view.Unseen)
+	a := l.asker(pod, view.Ignored)
 	where, reason := l.chooseCards(n, &a, view.Card)
 	return where, reason == reasons.Fits && l.hasResourcesNow(n, &a)
 }
@@ -270,7 +270,7 @@ func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Place
 // rankingsBy returns rankings by the view. placeOn is rankings.placeOn.
 func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
-		ledger: l, unseen: view.Unseen, placeOn: placeOn,
+		ledger: l, unseen: view.Ignored, placeOn: placeOn,
 		kind: func(pod *gpu.Pod) int {
 			kind, _ := l.kindOf(&view, pod)
 			return kind

@@ -14,8 +14,8 @@ type Resources interface {
 	Requests(uid gpu.PodUID) string
 	// Fits reports whether pods fit a node.
 	Fits(q ResourceQuery) bool
-	// Part returns the part of a node that the pods request, from 0 to 1: of the resource of which it is the largest.
-	Part(node string, pods []gpu.PodUID) float64
+	// LargestPart returns the part of a node that the pods request, from 0 to 1: of the resource of which it is the largest.
+	LargestPart(node string, pods []gpu.PodUID) float64
 }
 
 // ResourceQuery asks whether pods fit a node by its resources. Pods that are bound to the node count as using it, whether they are named or not.

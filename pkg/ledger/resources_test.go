@@ -101,10 +101,10 @@ func TestReservedResources(t *testing.T) {
 	// The place of a plan keeps it too.
 	f.run(pod("other", 4), "n1", 1, 3, at)
 	f.reserve("n1", item)
-	f.Own(ledger.Planned, item.UID)
+	f.SetSource(ledger.Planned, item.UID)
 	finds("beside a plan", small, kept)
 	expect(t, "of higher priority", []reasons.Reason{fits}, f.check(higher, "n1"))
-	f.Disown(ledger.Planned, item.UID)
+	f.ResetSource(ledger.Planned, item.UID)
 	finds("beside a bind in progress", small, kept)
 }
 

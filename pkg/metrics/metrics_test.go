@@ -341,9 +341,9 @@ func TestStrandedRatio(t *testing.T) {
 	if n, err := testutil.GatherAndCount(registry, "gpushare_extender_stranded_ratio"); n != 0 || err != nil {
 		t.Errorf("%d series, error %v", n, err)
 	}
-	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, NodeResources: placement.NodeResources{CPU: 1000}}}
 	l.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1"} })
-	l.SetBeside("n1", placement.Beside{}, placement.Beside{})
+	l.SetNodeResources("n1", placement.NodeResources{}, placement.NodeResources{})
 	help := "Part of the memory of all cards that is free, but that no expected kind of pod can use, because its node has too little of this free; " +
 		"only with --node-policy=least-waste."
 	if err := testutil.GatherAndCompare(registry, strings.NewReader("# HELP gpushare_extender_stranded_ratio "+help+`

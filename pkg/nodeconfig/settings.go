@@ -29,12 +29,12 @@ func Defaults() Settings {
 // Equal reports whether both have the same values.
 func (s Settings) Equal(o Settings) bool { return reflect.DeepEqual(s, o) }
 
-// After returns the settings that can take effect now in place of those in force. pods reports whether pods that ask for GPU
+// ApplicableNow returns the settings that can take effect now in place of those in force. pods reports whether pods that ask for GPU
 // memory are on the node. waits is why one of the values doesn't take effect yet, and empty if all do.
 //
 // Only the unit waits: the pods' requests are plain numbers, which a new unit would give another meaning. What the others
 // change is how the node is offered to new pods. Running containers keep what they have.
-func (s Settings) After(inForce Settings, pods bool) (next Settings, waits string) {
+func (s Settings) ApplicableNow(inForce Settings, pods bool) (next Settings, waits string) {
 	if s.Unit != inForce.Unit && pods {
 		waits = fmt.Sprintf("the new memoryUnit %s takes effect once no pod on the node asks for GPU memory, until then it is %s", s.Unit, inForce.Unit)
 		s.Unit = inForce.Unit

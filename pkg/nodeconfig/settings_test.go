@@ -43,7 +43,7 @@ func TestAfter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := parse(test.before)
-			got, waits := parse(test.after).After(before, test.pods)
+			got, waits := parse(test.after).ApplicableNow(before, test.pods)
 			if diff := cmp.Diff(parse(test.want), got, exported); diff != "" || waits != test.waits {
 				t.Errorf("waits: %s\nin force (-want +got)\n%s", waits, diff)
 			}

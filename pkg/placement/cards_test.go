@@ -121,7 +121,7 @@ func TestPlaceSeveral(t *testing.T) {
 			t.Errorf("%s: %q, want %q (-want +got):\n%s", name, reason, tc.reason, diff)
 		}
 		if _, suited := suit(tc.policy, Spread, tc.cards, tc.demand); suited != tc.reason || Fit(tc.cards, tc.demand) != tc.reason {
-			t.Errorf("%s: Suit returns %q, Fit %q, want %q", name, suited, Fit(tc.cards, tc.demand), tc.reason)
+			t.Errorf("%s: RateNode returns %q, Fit %q, want %q", name, suited, Fit(tc.cards, tc.demand), tc.reason)
 		}
 	}
 }
@@ -165,7 +165,7 @@ func TestPlaceBruteForce(t *testing.T) {
 			for i, c := range set {
 				indexes = append(indexes, c.Index)
 				for _, other := range set[:i] {
-					value += c.Links.to(other.Links)
+					value += c.Links.strength(other.Links)
 				}
 			}
 			slices.Sort(indexes)
@@ -309,7 +309,7 @@ func TestLinks(t *testing.T) {
 		"numbers that no machine has":   {card(256, 512, 255), card(256, 512, 255), 0},
 		"numbers that are equal by 256": {card(1, 1, 0), card(257, 257, 256), 0},
 	} {
-		if got := tc.a.to(tc.b); got != tc.want || tc.b.to(tc.a) != tc.want {
+		if got := tc.a.strength(tc.b); got != tc.want || tc.b.strength(tc.a) != tc.want {
 			t.Errorf("%s: %d, want %d", name, got, tc.want)
 		}
 	}
@@ -320,6 +320,6 @@ func BenchmarkSuitSeveral(b *testing.B) {
 	demand := gpu.Demand{Cards: 4, Memory: 900}
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(&Binpack, &Binpack, cards, &demand)
+		RateNode(&Binpack, &Binpack, cards, &demand)
 	}
 }

@@ -11,7 +11,7 @@ type Costs [MaxKinds]float64
 
 // Costs returns the costs on the node.
 func (o *Outlook) Costs(n *NodeRoom) *Costs {
-	costs, b := new(Costs), o.before(n)
+	costs, b := new(Costs), o.baselineOf(n)
 	for i := range o.kinds {
 		costs[i] = o.cost(b, &o.kinds[i].Shape)
 	}
@@ -23,22 +23,22 @@ func (o *Outlook) CostOf(n *NodeRoom, kind int) float64 { return o.Cost(n, &o.ki
 
 // Cost returns what a pod of that shape costs on the node: what the node's room is worth less with it. Of a pod that fits too few cards, the emptiest
 // cards count, and as much as there is room for.
-func (o *Outlook) Cost(n *NodeRoom, pod *Shape) float64 { return o.cost(o.before(n), pod) }
+func (o *Outlook) Cost(n *NodeRoom, pod *Shape) float64 { return o.cost(o.baselineOf(n), pod) }
 
-func (o *Outlook) cost(b *before, pod *Shape) float64 {
+func (o *Outlook) cost(b *baseline, pod *Shape) float64 {
 	if pod.Cards == 0 {
-		return b.lost(pod, nil)
+		return b.valueLost(pod, nil)
 	}
 	var buffer [usualCards]pick
 	chosen := o.cardPolicy.choose(b.node.Cards, &pod.Demand, buffer[:0])
 	if len(chosen) < pod.Cards {
 		chosen = Spread.choose(b.node.Cards, &gpu.Demand{Cards: pod.Cards, Memory: 1}, buffer[:0])
 	}
-	return b.lost(pod, chosen)
+	return b.valueLost(pod, chosen)
 }
 
-// before is a node before a placement, with what the costs of all placements have in common. Amounts are floating-point numbers, see whole.
-type before struct {
+// baseline is a node before a placement, with what the costs of all placements have in common. Amounts are floating-point numbers, see whole.
+type baseline struct {
 	node *NodeRoom
 	// perEmptiness is the sum over the kinds that could use the node once it is empty, free and all are what NodeRoom.memory returns.
 	perEmptiness, free, all float64
@@ -49,7 +49,7 @@ type before struct {
 // worthRoom is what a node has for a kind.
 type worthRoom struct {
 	kindRoom
-	kind *weighed
+	kind *weighedKind
 }
 
 // changedCard is a card with a placement.
@@ -60,8 +60,8 @@ type changedCard struct {
 	before, after float64
 }
 
-func (o *Outlook) before(n *NodeRoom) *before {
-	b, on := &before{node: n}, make([]float64, len(o.kinds)*len(n.Cards))
+func (o *Outlook) baselineOf(n *NodeRoom) *baseline {
+	b, on := &baseline{node: n}, make([]float64, len(o.kinds)*len(n.Cards))
 	b.free, b.all = n.memory()
 	for i := range o.kinds {
 		kind := &o.kinds[i]
@@ -75,12 +75,12 @@ func (o *Outlook) before(n *NodeRoom) *before {
 	return b
 }
 
-// lost returns what the node is worth less if the pod is placed on the chosen cards.
-func (b *before) lost(pod *Shape, chosen []pick) (cost float64) {
-	if far(b.node.Cards, chosen, &pod.Demand) {
+// valueLost returns what the node is worth less if the pod is placed on the chosen cards.
+func (b *baseline) valueLost(pod *Shape, chosen []pick) (cost float64) {
+	if missesAdapter(b.node.Cards, chosen, &pod.Demand) {
 		cost = 1e-9 // So little that it decides only between equal nodes.
 	}
-	left := Beside{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
+	left := NodeResources{CPU: b.node.CPU - pod.CPU, NodeMemory: b.node.NodeMemory - pod.NodeMemory}.amounts()
 	var buffer [usualCards]changedCard
 	changed, taken := buffer[:0], 0.0
 	for _, p := range chosen {
@@ -91,20 +91,20 @@ func (b *before) lost(pod *Shape, chosen []pick) (cost float64) {
 		changed, taken = append(changed, c), taken+c.before-c.after
 	}
 	for i := range b.rooms {
-		cost += b.rooms[i].lost(changed, &left)
+		cost += b.rooms[i].valueLost(changed, &left)
 	}
 	return cost + b.emptiness(taken)
 }
 
-// lost returns what the room is worth less. left is what is free beside the cards after the placement.
-func (r *worthRoom) lost(changed []changedCard, left *amounts) float64 {
-	k, on, shares, memory := r.kind, r.on, r.shares, r.memory
+// valueLost returns what the room is worth less. left is what is free beside the cards after the placement.
+func (r *worthRoom) valueLost(changed []changedCard, left *amounts) float64 {
+	k, on, shares, memory := r.kind, r.sharesByCard, r.shares, r.memory
 	if k.Cards > 1 {
 		on = slices.Clone(on)
 	}
 	for i := range changed {
 		c := &changed[i]
-		had := r.on[c.position]
+		had := r.sharesByCard[c.position]
 		if had == 0 {
 			continue
 		}
@@ -124,7 +124,7 @@ func (r *worthRoom) lost(changed []changedCard, left *amounts) float64 {
 // emptiness returns what the node is worth less because it is less empty with a placement that takes so much memory. If pods end, a node that few
 // pods use becomes empty before long, and then has room for kinds with several cards. So pods go to nodes that are in use already, the more so
 // the more these are used, and to nodes that are too small for these kinds.
-func (b *before) emptiness(taken float64) float64 {
+func (b *baseline) emptiness(taken float64) float64 {
 	if b.perEmptiness == 0 || taken == 0 {
 		return 0
 	}
@@ -133,7 +133,7 @@ func (b *before) emptiness(taken float64) float64 {
 }
 
 // worth returns what that much room for the kind is worth. Room counts by its part of all room for the kind, so what is scarce is worth more.
-func (k *weighed) worth(pods, memory float64) float64 {
+func (k *weighedKind) worth(pods, memory float64) float64 {
 	if pods == 0 {
 		return 0
 	}

@@ -30,8 +30,8 @@ const (
 	sameNVLink     = samePCIeSwitch * gpu.MaxCards * gpu.MaxCards
 )
 
-// to returns the value of the connection between two cards.
-func (l Links) to(o Links) int {
+// strength returns the value of the connection between two cards.
+func (l Links) strength(o Links) int {
 	switch {
 	case l.NVLink != 0 && l.NVLink == o.NVLink:
 		return sameNVLink
@@ -116,7 +116,7 @@ func (s *search) extend(set []int, value, from int) {
 // connection returns the sum of the connections of a card to those of a set.
 func (s *search) connection(set []int, card int) (value int) {
 	for _, i := range set {
-		value += s.cards[i].Links.to(s.cards[card].Links)
+		value += s.cards[i].Links.strength(s.cards[card].Links)
 	}
 	return value
 }

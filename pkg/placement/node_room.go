@@ -3,9 +3,9 @@ package placement
 // NodeRoom is what a node has free.
 type NodeRoom struct {
 	Cards []Card
-	// Beside is what is free beside the cards, and All what the node has of it for pods.
-	Beside
-	All Beside
+	// NodeResources is what is free beside the cards, and All what the node has of it for pods.
+	NodeResources
+	All NodeResources
 	// Excluded has a bit for each kind of an Outlook. It is set if such pods can't use the node, whatever the node has free.
 	Excluded uint64
 }
@@ -22,35 +22,35 @@ func (n *NodeRoom) memory() (free, all float64) {
 
 // kindRoom is what a node has for one kind.
 type kindRoom struct {
-	// on is how many shares of the kind's demand each card has free, shares their sum, and memory what is free on these cards.
-	on             []float64
+	// sharesByCard is how many shares of the kind's demand each card has free, shares their sum, and memory what is free on these cards.
+	sharesByCard   []float64
 	shares, memory float64
 	// pods is how many pods of the kind the node has room for.
 	pods float64
 }
 
 // roomFor returns what the node has for a kind, which is at that position in the outlook. on is memory for the result: a number for each card.
-func (n *NodeRoom) roomFor(position int, kind *weighed, on []float64) (r kindRoom) {
+func (n *NodeRoom) roomFor(position int, kind *weighedKind, on []float64) (r kindRoom) {
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
 		return r
 	}
-	r.on = on
+	r.sharesByCard = on
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
-		if r.on[i] = kind.sharesOf(&n.Cards[i], free); r.on[i] > 0 {
-			r.shares += r.on[i]
+		if r.sharesByCard[i] = kind.sharesOf(&n.Cards[i], free); r.sharesByCard[i] > 0 {
+			r.shares += r.sharesByCard[i]
 			r.memory += free
 		}
 	}
 	if r.shares > 0 {
 		left := n.amounts()
-		r.pods = kind.podsOf(r.on, r.shares, &left)
+		r.pods = kind.podsOf(r.sharesByCard, r.shares, &left)
 	}
 	return r
 }
 
 // usableOnceEmpty reports whether the node has room for a pod of the kind once its pods have ended, also those that use no cards.
-func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed) bool {
+func (n *NodeRoom) usableOnceEmpty(position int, kind *weighedKind) bool {
 	if n.Excluded&(1<<position) != 0 || n.All.CPU < kind.CPU || n.All.NodeMemory < kind.NodeMemory {
 		return false
 	}
@@ -63,10 +63,10 @@ func (n *NodeRoom) usableOnceEmpty(position int, kind *weighed) bool {
 	return cards >= kind.Cards
 }
 
-// amounts is Beside for computing with whole.
+// amounts is NodeResources for computing with whole.
 type amounts struct{ cpu, nodeMemory float64 }
 
-func (b Beside) amounts() amounts {
+func (b NodeResources) amounts() amounts {
 	return amounts{cpu: float64(max(b.CPU, 0)) + 0.5, nodeMemory: float64(max(b.NodeMemory, 0)) + 0.5}
 }
 
@@ -76,7 +76,7 @@ func whole(amount, reciprocal float64) float64 { return float64(int64(amount * r
 
 // podsOf returns how many pods of the kind that many shares on the cards are enough for, of which shares is the sum, and what is free beside the
 // cards.
-func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 {
+func (k *weighedKind) podsOf(on []float64, shares float64, beside *amounts) float64 {
 	if k.Cards == 1 {
 		return k.atMost(shares, beside)
 	}
@@ -94,13 +94,13 @@ func (k *weighed) podsOf(on []float64, shares float64, beside *amounts) float64 
 }
 
 // atMost returns how many pods of the kind there is enough for beside the cards, at most the given number.
-func (k *weighed) atMost(pods float64, beside *amounts) float64 {
+func (k *weighedKind) atMost(pods float64, beside *amounts) float64 {
 	// The rate is infinite if a pod needs nothing.
 	return float64(int64(min(pods, beside.cpu*k.cpuRate, beside.nodeMemory*k.nodeMemoryRate)))
 }
 
 // sharesOf returns how many shares of the kind's demand the card has free, of which that much memory is free.
-func (k *weighed) sharesOf(c *Card, free float64) float64 {
+func (k *weighedKind) sharesOf(c *Card, free float64) float64 {
 	if c.Unhealthy || c.Lacks(&k.Demand) {
 		return 0
 	}

@@ -13,13 +13,13 @@ const MaxKinds = 64
 type Outlook struct {
 	// cardPolicy chooses the cards of a node.
 	cardPolicy Policy
-	kinds      []weighed
+	kinds      []weighedKind
 	// positions are the positions of the kinds, by shape.
 	positions map[Shape]int
 }
 
-// weighed is a kind with what room for it is worth.
-type weighed struct {
+// weighedKind is a kind with what room for it is worth.
+type weighedKind struct {
 	Shape
 	rates
 }
@@ -54,7 +54,7 @@ const (
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
 	card := meanCard(nodes)
 	kinds = kinds[:min(len(kinds), MaxKinds)]
-	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighed, len(kinds)), positions: map[Shape]int{}}
+	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighedKind, len(kinds)), positions: map[Shape]int{}}
 	weights, sum, frequencies := make([]float64, len(kinds)), 0.0, 0.0
 	for i := range kinds {
 		weights[i] = math.Pow(kinds[i].Frequency/kinds[i].size(card), weightExponent)
@@ -69,7 +69,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	}
 	var on []float64
 	for i := range kinds {
-		k := newWeighed(kinds[i].Shape)
+		k := newWeighedKind(kinds[i].Shape)
 		pods, memory, once, usable := 0.0, 0.0, 1.0, false
 		for j := range nodes {
 			n := &nodes[j]
@@ -99,9 +99,9 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	return o
 }
 
-// newWeighed returns the kind without weights. A pod that asks for no memory of cards is counted as if it asked for one unit.
-func newWeighed(shape Shape) weighed {
-	return weighed{
+// newWeighedKind returns the kind without weights. A pod that asks for no memory of cards is counted as if it asked for one unit.
+func newWeighedKind(shape Shape) weighedKind {
+	return weighedKind{
 		Shape: shape, rates: rates{shareRate: 1 / float64(max(shape.Memory, 1)), cpuRate: 1 / float64(shape.CPU), nodeMemoryRate: 1 / float64(shape.NodeMemory)},
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // asks returns the shape of a pod that asks for that much memory of each of the cards, and for CPU in thousandths.
 func asks(cards int, memory gpu.Memory, cpu int64) Shape {
-	return Shape{Demand: gpu.Demand{Cards: cards, Memory: memory, Containers: 1}, Beside: Beside{CPU: cpu}}
+	return Shape{Demand: gpu.Demand{Cards: cards, Memory: memory, Containers: 1}, NodeResources: NodeResources{CPU: cpu}}
 }
 
 // kindsOf returns equally frequent kinds.
@@ -27,7 +27,7 @@ func kindsOf(shapes ...Shape) (kinds []Kind) {
 
 // roomWith returns a node with that much CPU, all free, in thousandths, and cards of 16 units with these amounts free.
 func roomWith(cpu int64, memory ...int) NodeRoom {
-	n := NodeRoom{Beside: Beside{CPU: cpu, NodeMemory: 1 << 40}, All: Beside{CPU: cpu, NodeMemory: 1 << 40}}
+	n := NodeRoom{NodeResources: NodeResources{CPU: cpu, NodeMemory: 1 << 40}, All: NodeResources{CPU: cpu, NodeMemory: 1 << 40}}
 	for i, amount := range memory {
 		n.Cards = append(n.Cards, Card{Index: i, Memory: 16, Used: gpu.Memory(16 - amount)})
 	}
@@ -56,7 +56,7 @@ func TestOutlookAdapters(t *testing.T) {
 
 // TestOutlookChoice: on which node a pod costs the least.
 func TestOutlookChoice(t *testing.T) {
-	whole, part, cpuOnly := asks(1, 16, 4000), asks(1, 4, 4000), Shape{Beside: Beside{CPU: 4000}}
+	whole, part, cpuOnly := asks(1, 16, 4000), asks(1, 4, 4000), Shape{NodeResources: NodeResources{CPU: 4000}}
 	lean := asks(1, 4, 1000)
 	node := func(cpu int64, memory ...int) NodeRoom { return roomWith(cpu, memory...) }
 	large := node(8000, 16)
@@ -106,7 +106,7 @@ func randomWorld(random *rand.Rand) (kinds []Kind, nodes []NodeRoom) {
 	}
 	for range 1 + random.IntN(6) {
 		n := NodeRoom{
-			Beside: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: random.Int64N(8) << 30}, All: Beside{CPU: 1000 * random.Int64N(20), NodeMemory: 8 << 30},
+			NodeResources: NodeResources{CPU: 1000 * random.Int64N(20), NodeMemory: random.Int64N(8) << 30}, All: NodeResources{CPU: 1000 * random.Int64N(20), NodeMemory: 8 << 30},
 			Excluded: random.Uint64() & random.Uint64() & random.Uint64(),
 		}
 		for i := range 1 + random.IntN(5) {
@@ -321,7 +321,7 @@ func TestKindOf(t *testing.T) {
 		"much CPU":                     {asks(1, 3, 20000), 1},
 		"more cards than any kind":     {asks(4, 16, 4000), 3},
 		"constraints":                  {other, 4},
-		"constraints that no kind has": {Shape{Demand: pinned.Demand, Beside: pinned.Beside, Constraints: unique.Make("other")}, 0},
+		"constraints that no kind has": {Shape{Demand: pinned.Demand, NodeResources: pinned.NodeResources, Constraints: unique.Make("other")}, 0},
 	} {
 		if got, exact := o.KindOf(&tc.shape); got != tc.want || exact != (name == "a kind") {
 			t.Errorf("%s: kind %d, want %d", name, got, tc.want)
@@ -356,7 +356,7 @@ func TestScale(t *testing.T) {
 
 // value returns what the node's room is worth to the pods that are expected.
 func (o *Outlook) value(n *NodeRoom) (value float64) {
-	b := o.before(n)
+	b := o.baselineOf(n)
 	for _, r := range b.rooms {
 		value += r.kind.worth(r.pods, r.memory)
 	}

@@ -70,7 +70,7 @@ func TestPlace(t *testing.T) {
 			check.Equal(t, "placement", tc.want, got)
 			_, suited := suit(tc.policy, Spread, tc.cards, units(tc.request))
 			if fit := Fit(tc.cards, units(tc.request)); reason != tc.reason || fit != tc.reason || suited != tc.reason {
-				t.Errorf("Place returns %q, Fit %q, Suit %q; want %q", reason, fit, suited, tc.reason)
+				t.Errorf("Place returns %q, Fit %q, RateNode %q; want %q", reason, fit, suited, tc.reason)
 			}
 		})
 	}
@@ -188,7 +188,7 @@ func TestBinpackScore(t *testing.T) {
 }
 
 func suit(cardPolicy, nodePolicy Policy, cards []Card, demand gpu.Demand) (Suitability, reasons.Reason) {
-	return Suit(&cardPolicy, &nodePolicy, cards, &demand)
+	return RateNode(&cardPolicy, &nodePolicy, cards, &demand)
 }
 
 // units returns the demand of a pod that asks for memory of one card.
@@ -235,8 +235,8 @@ func TestFitAllocations(t *testing.T) {
 		if allocations := testing.AllocsPerRun(100, func() { Fit(cards, demand) }); allocations != 0 {
 			t.Errorf("Fit makes %v allocations for %v", allocations, demand)
 		}
-		if allocations := testing.AllocsPerRun(100, func() { Suit(&Binpack, &Binpack, cards, &demand) }); allocations != 0 {
-			t.Errorf("Suit makes %v allocations for %v", allocations, demand)
+		if allocations := testing.AllocsPerRun(100, func() { RateNode(&Binpack, &Binpack, cards, &demand) }); allocations != 0 {
+			t.Errorf("RateNode makes %v allocations for %v", allocations, demand)
 		}
 	}
 }
@@ -266,6 +266,6 @@ func BenchmarkSuit(b *testing.B) {
 	demand := units(2000)
 	b.ReportAllocs()
 	for b.Loop() {
-		Suit(&Binpack, &Binpack, cards, &demand)
+		RateNode(&Binpack, &Binpack, cards, &demand)
 	}
 }

@@ -28,7 +28,7 @@ import (
 //
 // TestPolicies checks for each policy what other code relies on:
 //
-//   - better is a strict weak order. So the choice doesn't depend on the order of the cards, and Suit rates the cards that
+//   - better is a strict weak order. So the choice doesn't depend on the order of the cards, and RateNode rates the cards that
 //     Place then chooses, or others with as much room. Equal cards are ordered by index.
 //   - rate stays within 0 to 1, so that scores stay within MaxScore.
 type Policy struct {
@@ -104,8 +104,8 @@ func list(of []Policy, describe func(Policy) string) string {
 	return strings.Join(out, " or ")
 }
 
-// ByCost reports whether the policy needs an Outlook.
-func (p *Policy) ByCost() bool { return p.needsOutlook }
+// NeedsOutlook reports whether the policy needs an Outlook.
+func (p *Policy) NeedsOutlook() bool { return p.needsOutlook }
 
 // String returns the policy's name, as in flags.
 func (p Policy) String() string { return p.name }

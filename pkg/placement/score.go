@@ -20,10 +20,10 @@ type Suitability float64
 // kube-scheduler's other scores decide among them.
 func (s Suitability) Score() int { return int(s) }
 
-// Suit returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
+// RateNode returns the suitability of a node, and Fits or the reason why the demand doesn't fit. cardPolicy chooses the cards,
 // as Place does. nodePolicy rates what stays free in the scarcer dimension: up to eight points for these cards, up to two for the
 // node. One point is subtracted if the demand prefers cards near an adapter and gets others.
-func Suit(cardPolicy, nodePolicy *Policy, cards []Card, demand *gpu.Demand) (Suitability, reasons.Reason) {
+func RateNode(cardPolicy, nodePolicy *Policy, cards []Card, demand *gpu.Demand) (Suitability, reasons.Reason) {
 	if reason := Fit(cards, *demand); reason != reasons.Fits {
 		return 0, reason
 	}
@@ -38,14 +38,14 @@ func Suit(cardPolicy, nodePolicy *Policy, cards []Card, demand *gpu.Demand) (Sui
 	onCards := usedWith(demand, memory, free, cores, demand.Cards)
 	onNode := usedWith(demand, totals.Memory, totals.Free, totals.FreeCores, len(cards))
 	suits := Suitability(8*nodePolicy.rate(onCards) + 2*nodePolicy.rate(onNode))
-	if far(cards, picks, demand) {
+	if missesAdapter(cards, picks, demand) {
 		suits = max(suits-1, 0)
 	}
 	return suits, reasons.Fits
 }
 
-// far reports whether one of the cards isn't near an adapter, although the demand prefers it.
-func far(cards []Card, picks []pick, demand *gpu.Demand) bool {
+// missesAdapter reports whether one of the cards isn't near an adapter, although the demand prefers it.
+func missesAdapter(cards []Card, picks []pick, demand *gpu.Demand) bool {
 	return demand.RDMA == gpu.RDMAPreferred && slices.ContainsFunc(picks, func(p pick) bool { return !cards[p.position].NearAdapter })
 }
 
@@ -64,7 +64,7 @@ func SuitsByCost(cost float64) Suitability { return MaxScore / Suitability(1+max
 
 // Scale makes the scores of the candidates differ, if the policy is by cost: the best candidates, and no others, get MaxScore.
 func (p *Policy) Scale(candidates []Candidate) {
-	if !p.ByCost() || len(candidates) == 0 {
+	if !p.NeedsOutlook() || len(candidates) == 0 {
 		return
 	}
 	best, worst := candidates[0].Suits, candidates[0].Suits

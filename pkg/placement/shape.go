@@ -11,13 +11,13 @@ import (
 // Shape is what a pod asks for of its node.
 type Shape struct {
 	gpu.Demand
-	Beside
+	NodeResources
 	// Constraints are equal for pods that can use the same nodes, whatever these have free.
 	Constraints unique.Handle[string]
 }
 
-// Beside is an amount of what nodes have beside cards: CPU in thousandths, memory in bytes.
-type Beside struct{ CPU, NodeMemory int64 }
+// NodeResources is an amount of what nodes have beside cards: CPU in thousandths, memory in bytes.
+type NodeResources struct{ CPU, NodeMemory int64 }
 
 // Kind is a shape, how often pods of this shape come, compared with other kinds, and how many wait because they found no room.
 type Kind struct {

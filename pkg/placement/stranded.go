@@ -56,7 +56,7 @@ func (s Stranded) MarshalJSON() ([]byte, error) {
 // Stranded returns the node's free memory on cards that pods of some expected kind could use, if the node had more CPU or memory free, but that
 // none can use now. What no kind could use in any case isn't counted: that is fragmentation.
 func (o *Outlook) Stranded(n *NodeRoom) (stranded Stranded) {
-	plenty := NodeRoom{Cards: n.Cards, Beside: Beside{CPU: 1 << 40, NodeMemory: 1 << 50}, Excluded: n.Excluded}
+	plenty := NodeRoom{Cards: n.Cards, NodeResources: NodeResources{CPU: 1 << 40, NodeMemory: 1 << 50}, Excluded: n.Excluded}
 	usable, lacking := make([]bool, len(n.Cards)), make([][shortages]bool, len(n.Cards))
 	for i := range o.kinds {
 		kind := &o.kinds[i]

@@ -74,8 +74,8 @@ type ContainerUsage struct {
 	Incomplete bool `json:"incomplete,omitempty"`
 }
 
-// Over reports whether the container uses more than it may.
-func (c ContainerUsage) Over() bool { return c.Used > c.Allowance() }
+// ExceedsAllowance reports whether the container uses more than it may.
+func (c ContainerUsage) ExceedsAllowance() bool { return c.Used > c.Allowance() }
 
 // Allowance is what the container may use: its limit, or what it requests.
 func (c ContainerUsage) Allowance() uint64 { return max(c.Allowed, c.Requested) }

@@ -276,7 +276,7 @@ func (c checks) Fits(q ledger.ResourceQuery) bool {
 }
 func (checks) Shape(gpu.PodUID) (placement.Shape, bool) { return placement.Shape{}, false }
 func (checks) Requests(gpu.PodUID) string               { return "" }
-func (checks) Part(string, []gpu.PodUID) float64        { return 0 }
+func (checks) LargestPart(string, []gpu.PodUID) float64 { return 0 }
 
 // With fair sharing, an item that needs no turn comes before all that wait for one.
 func TestReserverTurns(t *testing.T) {

@@ -109,8 +109,8 @@ func (t *trial) isGone(v int) bool {
 	return slices.ContainsFunc(t.need.Victims[v].Pods, func(p gpu.Pod) bool { return t.gone[p.UID] })
 }
 
-// may reports whether the candidate may be evicted in addition to the victims so far.
-func (t *trial) may(v int) bool {
+// mayEvict reports whether the candidate may be evicted in addition to the victims so far.
+func (t *trial) mayEvict(v int) bool {
 	if tenant := t.need.Victims[v].Tenant; t.isGone(v) || t.lost[tenant].Add(t.memory[v]) > t.need.Tenants[tenant].Excess {
 		return false
 	}

@@ -15,8 +15,8 @@ const (
 	maxStepsOnCards = 1000
 )
 
-// option is a set of victims that makes room for a pod on a node, with its cost.
-type option struct {
+// victimSet is a set of victims that makes room for a pod on a node, with its cost.
+type victimSet struct {
 	node    string
 	victims []int
 	memory  gpu.Memory
@@ -25,19 +25,19 @@ type option struct {
 }
 
 // compare returns a negative number if o costs less than other, and a positive one if it costs more.
-func (o *option) compare(other *option) int {
+func (o *victimSet) compare(other *victimSet) int {
 	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
 }
 
 // undercuts reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
 // newest. This is true if memory is more than o's, or if both are equal and o's oldest victim started after newest. A nil o undercuts
 // nothing.
-func (o *option) undercuts(memory gpu.Memory, newest time.Time) bool {
+func (o *victimSet) undercuts(memory gpu.Memory, newest time.Time) bool {
 	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
 }
 
 // cheapest returns the option for the pod with the least cost; nil if there is none.
-func (t *trial) cheapest(pod Pod) (best *option) {
+func (t *trial) cheapest(pod Pod) (best *victimSet) {
 	for _, node := range t.order {
 		if _, usable := slices.BinarySearch(pod.Nodes, node); usable && t.steps > 0 {
 			best = t.cheapestOn(node, &pod.Pod, best)
@@ -48,10 +48,10 @@ func (t *trial) cheapest(pod Pod) (best *option) {
 
 // cheapestOn returns the cheapest option on the node if it costs less than best, otherwise best. For a demand of several cards it considers
 // only the set of cards that are the cheapest to free one by one.
-func (t *trial) cheapestOn(node string, pod *gpu.Pod, best *option) *option {
+func (t *trial) cheapestOn(node string, pod *gpu.Pod, best *victimSet) *victimSet {
 	type freeable struct {
 		card   int
-		option *option
+		option *victimSet
 	}
 	var cards []freeable
 	demand := pod.Demand()
@@ -93,7 +93,7 @@ type search struct {
 	// shares is the memory that each of them has on the first card.
 	shares []gpu.Memory
 	steps  int
-	best   *option
+	best   *victimSet
 	// chosen are the victims so far, the newest first, and memory is the memory of these victims.
 	chosen []int
 	memory gpu.Memory
@@ -101,7 +101,7 @@ type search struct {
 
 // search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If pod is nil, only the
 // cards count, not the other resources.
-func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Demand, best *option) *option {
+func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Demand, best *victimSet) *victimSet {
 	s := &search{trial: t, node: node, pod: pod, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
 	var indexes []int
 	for _, c := range cards {
@@ -151,7 +151,7 @@ func (s *search) decide(i int) {
 	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.freeable(i)): // All remaining candidates together don't free enough.
 		return
 	}
-	if v := s.pool[i]; s.may(v) {
+	if v := s.pool[i]; s.mayEvict(v) {
 		s.evict(v)
 		s.chosen, s.memory = append(s.chosen, v), s.memory+s.trial.memory[v]
 		s.decide(i + 1)
@@ -186,7 +186,7 @@ func (s *search) fits() bool {
 
 // record makes the victims so far the best option, if they cost less than it.
 func (s *search) record() {
-	found := &option{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
+	found := &victimSet{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
 	if n := len(s.chosen); n > 0 {
 		found.oldest = s.need.Victims[s.chosen[n-1]].Started
 	}

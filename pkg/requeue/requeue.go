@@ -124,7 +124,7 @@ func New(o Options) *Requeuer {
 		work:     background.NewSignal(),
 		rejected: map[gpu.PodUID]rejection{}, freed: map[string]uint64{},
 	}
-	r.attempts = &attempts{Options: o, requeue: r.All, pods: map[gpu.PodUID]triedPod{}}
+	r.attempts = &attempts{Options: o, requeue: r.RequeueAll, pods: map[gpu.PodUID]triedPod{}}
 	return r
 }
 
@@ -150,7 +150,7 @@ func (r *Requeuer) Rejected(pod gpu.Pod, candidates []string, seen uint64) {
 	missed, preemptible := r.revision > seen, r.preemptible > seen
 	r.mu.Unlock()
 	if preemptible {
-		r.All("")
+		r.RequeueAll("")
 	} else if missed {
 		if node, fits := r.Ledger.FirstFit(pod, candidates); fits {
 			r.Freed(node)
@@ -252,8 +252,8 @@ func (r *Requeuer) Unrestricted(uid gpu.PodUID) {
 	}
 }
 
-// All requests a requeue of every rejected pod by a change of the node. An empty node means any node.
-func (r *Requeuer) All(node string) {
+// RequeueAll requests a requeue of every rejected pod by a change of the node. An empty node means any node.
+func (r *Requeuer) RequeueAll(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.request(node)
@@ -309,7 +309,7 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 		return
 	}
 	if r.Leading() != nil {
-		r.All("") // The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
+		r.RequeueAll("") // The pods that this replica rejected are requeued in its next term, or the next leader receives their filter calls.
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("node", node, "pod", klog.KRef(pod.Namespace, pod.Name))
@@ -318,7 +318,7 @@ func (r *Requeuer) Requeue(ctx context.Context) {
 	r.Observer.APIWrite("node")
 	if err != nil {
 		logger.Error(err, "Rejected pods not requeued, trying again with any node")
-		r.All("") // This node may be gone. The cache returns the nodes in random order, so if one refuses every write, others are tried.
+		r.RequeueAll("") // This node may be gone. The cache returns the nodes in random order, so if one refuses every write, others are tried.
 		return
 	}
 	logger.Info("Requeued the rejected pods", "requested", requested)

@@ -80,9 +80,9 @@ func TestRequeue(t *testing.T) {
 			f.reject("a")
 			f.Unrestricted("b")
 		}, ""},
-		"a request with a node":                    {func(f *fixture) { f.All("n2") }, "n2"},
-		"a request without a node":                 {func(f *fixture) { f.All("") }, "n1"},
-		"a request while the cluster has no nodes": {func(f *fixture) { f.cache.nodes = nil; f.All("") }, ""},
+		"a request with a node":                    {func(f *fixture) { f.RequeueAll("n2") }, "n2"},
+		"a request without a node":                 {func(f *fixture) { f.RequeueAll("") }, "n1"},
+		"a request while the cluster has no nodes": {func(f *fixture) { f.cache.nodes = nil; f.RequeueAll("") }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, fake.Node("n1", 100), fake.Node("n2", 100))
@@ -129,7 +129,7 @@ func TestRequeueAgain(t *testing.T) {
 			f.wantRequeue("n1")
 
 			set(f, errors.New("no"))
-			f.All("n2")
+			f.RequeueAll("n2")
 			f.wantRequeue("n1")
 			set(f, nil)
 			f.wantRequeue("n1", "n1")
@@ -144,7 +144,7 @@ func TestRun(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(ctx) }() // Without the ticker of the other loop, the clock has waiters only during a pause.
 	writes := func(n int) func() bool { return func() bool { return f.observer.Count("requeued") == n } }
-	f.All("n1")
+	f.RequeueAll("n1")
 	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay - 1)
 	if !f.clock.HasWaiters() {
@@ -152,7 +152,7 @@ func TestRun(t *testing.T) {
 	}
 	f.clock.Step(1)
 	await.True(t, "the first write", writes(1))
-	f.All("n2")
+	f.RequeueAll("n2")
 	await.True(t, "the pause", f.clock.HasWaiters)
 	f.clock.Step(freedDelay)
 	if !f.clock.HasWaiters() {

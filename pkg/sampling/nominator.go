@@ -104,8 +104,8 @@ type Nominator struct {
 // nominatedPod is a pod that is nominated here, or was.
 type nominatedPod struct {
 	state nominationState
-	// taken is true if filter has rejected the node after the nomination.
-	taken bool
+	// rejected is true if filter has rejected the node after the nomination.
+	rejected bool
 	// node is the nominated node, and at is when the nomination was written or first seen.
 	node string
 	at   time.Time
@@ -186,7 +186,7 @@ func (n *Nominator) Run(ctx context.Context) error {
 
 // Tick nominates the pods that are due, and removes expired nominations, if this process is the leader.
 func (n *Nominator) Tick(ctx context.Context) {
-	n.dropUnseen()
+	n.dropUnreported()
 	if n.Leading() != nil || n.Cache.Ready() != nil {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -232,7 +232,7 @@ func (n *Nominator) choose(due []choice) {
 			c.node, _, _ = n.Ledger.Lookup(c.pod.UID)
 		}
 		if c.node == "" && !n.Ledger.NeedsTurn(c.pod.Pod) {
-			single, requests = append(single, c), append(requests, ledger.Request{Pod: c.pod.Pod, Nodes: n.Nodes.Names(c.pod.Constraints)})
+			single, requests = append(single, c), append(requests, ledger.Request{Pod: c.pod.Pod, Nodes: n.Nodes.UsableNodes(c.pod.Constraints)})
 		}
 	}
 	if len(single) == 0 {
@@ -339,8 +339,8 @@ func (n *Nominator) stopWriting(uid gpu.PodUID) bool {
 	return true
 }
 
-// dropUnseen drops the nominations that the watch should have shown by now.
-func (n *Nominator) dropUnseen() {
+// dropUnreported drops the nominations that the watch should have shown by now.
+func (n *Nominator) dropUnreported() {
 	n.mu.Lock()
 	var unseen []gpu.PodUID
 	for uid, p := range n.pods {

@@ -45,7 +45,7 @@ func (n *Nominator) Request(pod *clustercache.PodInfo, nodes []string) bool {
 	if !n.isSample(nodes) || !n.helps(pod, nodes) || pod.Member != nil || pod.NeverPreempts {
 		return false
 	}
-	if _, room := n.Ledger.FirstFit(pod.Pod, n.Nodes.Names(pod.Constraints)); !room {
+	if _, room := n.Ledger.FirstFit(pod.Pod, n.Nodes.UsableNodes(pod.Constraints)); !room {
 		return false
 	}
 	n.add(pod.UID, "")
@@ -62,7 +62,7 @@ func (n *Nominator) Offered(pod *clustercache.PodInfo, nodes []string) []string 
 	if !nominated && !n.isSample(nodes) || !n.helps(pod, nodes) {
 		return nodes
 	}
-	return n.Nodes.Names(pod.Constraints)
+	return n.Nodes.UsableNodes(pod.Constraints)
 }
 
 // helps reports whether a nomination to a node outside the sample can help the pod, which must be pending here too. If the pod has such a
@@ -76,8 +76,8 @@ func (n *Nominator) helps(pod *clustercache.PodInfo, nodes []string) bool {
 	defer n.mu.Unlock()
 	p, node := n.pods[pod.UID], pod.NominatedNode
 	if p != nil && p.node == node && node != "" && !slices.Contains(nodes, node) {
-		if p.taken {
-			p.taken = false
+		if p.rejected {
+			p.rejected = false
 		} else {
 			n.giveUp(pod)
 		}
@@ -150,7 +150,7 @@ func (n *Nominator) Rejected(uid gpu.PodUID, nodes []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p := n.pods[uid]; p != nil && p.node == nodes[0] {
-		p.taken = true
+		p.rejected = true
 	}
 }
 

@@ -92,8 +92,8 @@ func (e *expectations) nodeChanged(name string) {
 	}
 	e.besides.Lock()
 	defer e.besides.Unlock()
-	if free, all, known := e.nodes.FreeBeside(name); known {
-		e.ledger.SetBeside(name, free, all)
+	if free, all, known := e.nodes.FreeResources(name); known {
+		e.ledger.SetNodeResources(name, free, all)
 	}
 }
 
@@ -122,5 +122,5 @@ func (e *expectations) expectIfDue(context.Context) {
 
 // expect makes a new outlook.
 func (e *expectations) expect() {
-	e.ledger.Expect(e.arrivals.Kinds(), e.arrivals.Turnover(), e.cardPolicy, e.nodes.Names)
+	e.ledger.Expect(e.arrivals.Kinds(), e.arrivals.Turnover(), e.cardPolicy, e.nodes.UsableNodes)
 }

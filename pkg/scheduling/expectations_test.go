@@ -99,11 +99,11 @@ func TestExplainStranded(t *testing.T) {
 				texts = append(texts, node.Name+": "+node.Text(node.Unit))
 			}
 			var want []string
-			if policy.ByCost() {
+			if policy.NeedsOutlook() {
 				want = []string{"n1: 16 MiB free, of no use: the node lacks CPU"}
 			}
 			if !slices.Equal(texts, want) {
-				t.Errorf("by cost %v: %q, want %q", policy.ByCost(), texts, want)
+				t.Errorf("by cost %v: %q, want %q", policy.NeedsOutlook(), texts, want)
 			}
 		}
 	})

@@ -58,7 +58,7 @@ func (s *Scheduler) Explain() *Explanation {
 		At: begin, Pending: pods, RequestProblems: s.cache.RequestProblems(), Reported: s.cache.Reported(), Tenants: s.Tenants(),
 		Diagnoses: s.diagnose(pods),
 	}
-	if s.NodePolicy.ByCost() {
+	if s.NodePolicy.NeedsOutlook() {
 		e.last.Stranded = s.ledger.Stranded()
 	}
 	e.next = begin.Add(ExplainPause(s.Clock.Since(begin)))

@@ -71,7 +71,7 @@ type fairShare struct {
 	api       interface {
 		OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
 	}
-	requeue  interface{ All(node string) }
+	requeue  interface{ RequeueAll(node string) }
 	ready    func() error
 	recorder record.EventRecorder
 	leading  func() error
@@ -238,7 +238,7 @@ func (f *fairShare) reportProblems(ctx context.Context) {
 // perform performs the effects of a tick. The writes go on in the background; their results are passed to the manager.
 func (f *fairShare) perform(ctx context.Context, effects dispatch.Effects) {
 	if effects.Requeue {
-		f.requeue.All("")
+		f.requeue.RequeueAll("")
 	}
 	if search := effects.Reclaim; search != nil {
 		f.reclaims.Go(func() error {

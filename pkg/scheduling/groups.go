@@ -309,7 +309,7 @@ func (g *groups) act() {
 	}
 	effects := g.manager.TakeEffects()
 	if effects.Requeue {
-		g.requeue.All(effects.RequeueNode)
+		g.requeue.RequeueAll(effects.RequeueNode)
 	}
 	if len(effects.RequeueAbove) > 0 {
 		g.requeue.Preemptible(slices.Min(effects.RequeueAbove))

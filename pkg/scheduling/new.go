@@ -52,7 +52,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	}
 	s.expectations = s.newExpectations()
 	s.requeue = requeue.New(requeue.Options{
-		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.Names, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
+		API: o.API, Ledger: s.ledger, Cache: s.cache, EligibleNodes: s.nodes.UsableNodes, Observer: o.Observer, Leading: o.Leading, Clock: o.Clock,
 		MinSample: o.minSample,
 	})
 	s.binder = binding.New(binding.Options{
@@ -64,7 +64,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Reclaims: o.FairShare.Observer,
 	}
 	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
-	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.All("") })
+	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.RequeueAll("") })
 	if o.Gangs.Hold > 0 {
 		s.members = eviction.NewMemberEvictor(evictions, o.Gangs.Observer.GangEvicted)
 	}
@@ -89,7 +89,7 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 func (s *Scheduler) newNominator() *sampling.Nominator {
 	return sampling.New(sampling.Options{
 		API: s.API, Ledger: s.ledger, Cache: s.cache, Nodes: s.nodes, Observer: s.Observer, SampleSize: s.SampleSize,
-		Requeue: s.requeue.All, Leading: s.Leading, View: s.view(),
+		Requeue: s.requeue.RequeueAll, Leading: s.Leading, View: s.view(),
 		AnswerLost: s.BindDeadline(), Writes: s.newGroup, Clock: s.Clock,
 	})
 }
@@ -100,7 +100,7 @@ func (s *Scheduler) newGroups() *groups {
 		Hold: s.Gangs.Hold, Patience: s.Gangs.Patience, OnFailure: s.Gangs.OnFailure,
 		Observer: s.Gangs.Observer, EligibleNodes: func(uid gpu.PodUID) []string {
 			if pod, pending := s.cache.PendingPod(uid); pending {
-				return s.nodes.Names(pod.Constraints)
+				return s.nodes.UsableNodes(pod.Constraints)
 			}
 			return nil
 		},
@@ -138,7 +138,7 @@ func (s *Scheduler) newWaiting() *waiting {
 }
 
 func (s *Scheduler) newExpectations() *expectations {
-	if !s.NodePolicy.ByCost() {
+	if !s.NodePolicy.NeedsOutlook() {
 		return nil
 	}
 	return &expectations{

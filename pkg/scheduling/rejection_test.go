@@ -57,7 +57,7 @@ func TestRequeueAfterFailedBind(t *testing.T) {
 		if err := f.bind(pod); !errors.Is(err, binding.ErrUnconfirmed) {
 			t.Fatal(err)
 		}
-		f.requeue.All("before")
+		f.requeue.RequeueAll("before")
 		f.pass("the requeue at the start", func() bool { return slices.Contains(f.requeued(), "before") })
 		before := len(f.requeued())
 		f.ledger.DeleteNode("n1") // The memory that the bind gives back does not count.
@@ -98,7 +98,7 @@ func TestRequeuePendingPods(t *testing.T) {
 				if !test.want {
 					// A later requeue shows that no earlier one is pending.
 					want = "later"
-					f.requeue.All(want)
+					f.requeue.RequeueAll(want)
 				}
 				f.pass("a requeue", func() bool { return len(f.requeued()) > 0 })
 				if got := f.requeued(); !slices.Equal(got, []string{want}) {

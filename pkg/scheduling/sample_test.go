@@ -48,7 +48,7 @@ func TestSampleAfterNodeChange(t *testing.T) {
 		closed.Spec.Unschedulable = true
 		pod := fake.Pod("p", 16, fake.Priority(5))
 		f := start(t, sampledOptions, sampledCluster(pod, closed, fake.Pod("old-3", 12, fake.Bound("n3", 0)))...)
-		if names := f.nodes.Names(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
+		if names := f.nodes.UsableNodes(clustercache.NewPodInfo(pod).Constraints); len(names) != 3 {
 			t.Fatalf("eligible are %v", names)
 		}
 		f.publishNode(open)

@@ -200,6 +200,6 @@ func (s *Scheduler) BindDeadline() time.Duration { return binding.Deadline(s.Bin
 // free since.
 func (s *Scheduler) requeuePending() {
 	if len(s.cache.Pending()) > 0 {
-		s.requeue.All("")
+		s.requeue.RequeueAll("")
 	}
 }

@@ -38,7 +38,7 @@ type waiting struct {
 	groups   *groups
 	fair     *fairShare
 	nodes    interface {
-		Names(constraints unique.Handle[string]) []string
+		UsableNodes(constraints unique.Handle[string]) []string
 	}
 	leading func() error
 	clock   clock.WithTicker
@@ -78,7 +78,7 @@ type podKey struct {
 
 // String returns a text that is equal for equal values, also after the constraints have been collected and made again.
 func (a podKey) String() string {
-	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.Beside, " ", a.others, " ", a.priority, " ", a.completesGroup, " ", a.shape.Constraints.Value())
+	return fmt.Sprint(a.namespace, " ", a.shape.Demand, " ", a.shape.NodeResources, " ", a.others, " ", a.priority, " ", a.completesGroup, " ", a.shape.Constraints.Value())
 }
 
 // pods returns the single pods that kube-scheduler has rejected. Of pods that are alike it returns the first.
@@ -108,7 +108,7 @@ func (w *waiting) pods(now time.Time) (items []queue.Item) {
 			},
 			ByKubeScheduler: true,
 			Requests: func() []ledger.Request {
-				return []ledger.Request{{Pod: pod.Pod, Nodes: w.nodes.Names(pod.Constraints)}}
+				return []ledger.Request{{Pod: pod.Pod, Nodes: w.nodes.UsableNodes(pod.Constraints)}}
 			},
 		})
 	}

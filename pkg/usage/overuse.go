@@ -49,20 +49,20 @@ type KnownCard struct{ Memory, Promised uint64 }
 type Overuse struct {
 	options OveruseOptions
 	// since is when a container began to exceed its request on a card.
-	since map[excess]time.Time
+	since map[containerCard]time.Time
 	// reports are the last ones, and cards what was known then.
 	reports map[gpu.PodUID]protocol.Overuse
 	cards   map[int]KnownCard
 }
 
-// share is a pod's share of a card.
-type share struct {
+// podCard is a pod's share of a card.
+type podCard struct {
 	pod  gpu.PodUID
 	card int
 }
 
-type excess struct {
-	share
+type containerCard struct {
+	podCard
 	container string
 }
 
@@ -100,15 +100,15 @@ func (o *Overuse) Update(report protocol.Usage, known Known) map[gpu.PodUID]prot
 }
 
 // uses returns what the report shows of each pod on each card, and since when containers exceed their limits.
-func (o *Overuse) uses(report protocol.Usage, known Known) (uses map[share]use, since map[excess]time.Time) {
-	uses, since = map[share]use{}, map[excess]time.Time{}
+func (o *Overuse) uses(report protocol.Usage, known Known) (uses map[podCard]use, since map[containerCard]time.Time) {
+	uses, since = map[podCard]use{}, map[containerCard]time.Time{}
 	for _, row := range report.Containers {
-		s := share{gpu.PodUID(row.UID), row.Card}
+		s := podCard{gpu.PodUID(row.UID), row.Card}
 		u := uses[s]
 		u.used, u.requested, u.allowance = u.used+row.Used, u.requested+row.Requested, u.allowance+row.Allowance()
 		if row.Container != "" && o.exceeds(row.Used, row.Requested) { // What a container requests that the API server doesn't show is not known.
 			u.exceeds, u.borrows = true, u.borrows || row.Allowed > row.Requested
-			if key := (excess{s, row.Container}); o.exceeds(row.Used, row.Allowance()) {
+			if key := (containerCard{s, row.Container}); o.exceeds(row.Used, row.Allowance()) {
 				since[key] = o.began(key, report.Time, known.Pods[s.pod].Annotated)
 				if u.began.IsZero() || since[key].Before(u.began) {
 					u.began = since[key]
@@ -123,7 +123,7 @@ func (o *Overuse) uses(report protocol.Usage, known Known) (uses map[share]use, 
 // find returns the pods that exceed their limits for longer than the grace period, or that use more than they request of a card that is low on free
 // memory and of which a pod borrows some. A pod whose containers together are within their limits takes nothing from its neighbours,
 // unless the card is low on free memory.
-func (o *Overuse) find(now time.Time, uses map[share]use, known Known, short map[int]uint64) map[gpu.PodUID]protocol.Overuse {
+func (o *Overuse) find(now time.Time, uses map[podCard]use, known Known, short map[int]uint64) map[gpu.PodUID]protocol.Overuse {
 	lent := map[int]uint64{}
 	for s, use := range uses {
 		if use.borrows {
@@ -172,7 +172,7 @@ func (o *Overuse) exceeds(used, amount uint64) bool {
 }
 
 // began returns since when the container has exceeded its limit. annotated is what the pod's annotation reports.
-func (o *Overuse) began(key excess, now time.Time, annotated *protocol.Overuse) time.Time {
+func (o *Overuse) began(key containerCard, now time.Time, annotated *protocol.Overuse) time.Time {
 	if began, known := o.since[key]; known {
 		return began
 	}
@@ -186,7 +186,7 @@ func (o *Overuse) began(key excess, now time.Time, annotated *protocol.Overuse) 
 // keepUnread adds what the last measurement has shown of the cards that this one could not read, for pods that are not to be reported for others. It
 // may not even list such a card: the driver didn't answer when it was listed. Of a card of which it isn't known whether it is low on free memory, it
 // adds the pods that borrow, as long as their reports count.
-func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since map[excess]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
+func (o *Overuse) keepUnread(report protocol.Usage, short map[int]uint64, since map[containerCard]time.Time, reports map[gpu.PodUID]protocol.Overuse) {
 	read := map[int]bool{}
 	for _, card := range report.Cards {
 		read[card.Index] = card.Problem == ""

@@ -10,7 +10,7 @@ const headroom = 1.0 / 16
 // shortages returns by how much cards lack free memory, in bytes, by index: their free memory is less than the headroom, and less than what pods
 // don't use yet of what they were promised. It has all cards of which that is known. Memory of terminating pods counts as
 // free, unless they don't end soon.
-func shortages(report protocol.Usage, uses map[share]use, known Known) map[int]uint64 {
+func shortages(report protocol.Usage, uses map[podCard]use, known Known) map[int]uint64 {
 	// satisfied is what pods use of what they were promised, and what was promised to terminating pods, which need no more. leaving is what those
 	// of them use that end soon.
 	satisfied, leaving := map[int]uint64{}, map[int]uint64{}

@@ -74,14 +74,14 @@ func TestStranded(t *testing.T) {
 		s.book.SetNode(name, ledger.NodeSpec{Unit: gpu.GiB, Cards: []gpu.Card{card(0), card(1)}})
 	}
 	s.book.SetBound("n1", gpu.Pod{UID: "p", Namespace: "default", Name: "p", Request: 4}, gpu.On(0, 4), time.Now())
-	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, Beside: placement.Beside{CPU: 1000}}}
+	kind := placement.Kind{Frequency: 1, Shape: placement.Shape{Demand: gpu.Demand{Cards: 1, Memory: 1}, NodeResources: placement.NodeResources{CPU: 1000}}}
 	s.book.Expect([]placement.Kind{kind}, 0, placement.Binpack, func(unique.Handle[string]) []string { return []string{"n1", "n2"} })
 	tab := visit(t, s, "#cards?card=n1/0", 1600, 900)
 	tab.Await("the nodes", `document.querySelector('[data-node="n2"]')`)
 	if got := tab.Text("#stranded") + tab.Text("#details dl"); strings.Contains(got, "of no use") {
 		t.Errorf("nothing is stranded, the page says %q", got)
 	}
-	s.book.SetBeside("n1", placement.Beside{CPU: 500}, placement.Beside{})
+	s.book.SetNodeResources("n1", placement.NodeResources{CPU: 500}, placement.NodeResources{})
 	tab.Await("the sum", `document.getElementById("stranded").innerText`)
 	for selector, want := range map[string]string{
 		"#stranded":              "28 GiB free (44% of all), of no use: nodes lack CPU or node memory",

@@ -18,5 +18,5 @@ func (Resources) Shape(gpu.PodUID) (shape placement.Shape, ok bool) { return sha
 // Requests implements ledger.Resources.
 func (Resources) Requests(gpu.PodUID) string { return "" }
 
-// Part implements ledger.Resources.
-func (Resources) Part(string, []gpu.PodUID) float64 { return 0 }
+// LargestPart implements ledger.Resources.
+func (Resources) LargestPart(string, []gpu.PodUID) float64 { return 0 }

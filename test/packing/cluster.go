@@ -65,15 +65,15 @@ func newCluster(nodes []traceNode, order []int, policy placement.Policy, ties *r
 
 // reportFree tells the ledger what a node has free beside its cards, as the extender's event handlers do.
 func (c *cluster) reportFree(node string) {
-	if free, all, known := c.eligible.FreeBeside(node); known {
-		c.ledger.SetBeside(node, free, all)
+	if free, all, known := c.eligible.FreeResources(node); known {
+		c.ledger.SetNodeResources(node, free, all)
 	}
 }
 
 // expect tells the ledger which kinds of pods come.
 func (c *cluster) expect() {
-	if c.view.Node.ByCost() {
-		c.ledger.Expect(c.arrivals.Kinds(), c.arrivals.Turnover(), c.view.Card, c.eligible.Names)
+	if c.view.Node.NeedsOutlook() {
+		c.ledger.Expect(c.arrivals.Kinds(), c.arrivals.Turnover(), c.view.Card, c.eligible.UsableNodes)
 	}
 }
 
@@ -119,7 +119,7 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 	if pod.gpu() == 0 {
 		return c.leastAllocated(pod)
 	}
-	candidates := c.fitting(pod, c.eligible.Names(use.Constraints))
+	candidates := c.fitting(pod, c.eligible.UsableNodes(use.Constraints))
 	var fitting []placement.Candidate
 	c.ledger.Rank(c.view, use.Pod, candidates, func(i int, suits placement.Suitability, reason reasons.Reason) {
 		if reason == reasons.Fits {
