@@ -273,20 +273,24 @@ func (m *Monitor) known(ctx context.Context) []gpu.Card {
 	return cards
 }
 
-// checkHopeless returns an error if the program must end, because steps have failed for Options.Patience in a way that a retry can't fix: only a new
-// container gets the driver's library, or its devices, which a container can lose while it runs
+// checkHopeless returns an error if the program must end, because steps have failed for Options.Patience in a way that a retry can't fix, or two in a row
+// if the driver was replaced: only a new container gets the driver's library, or its devices, which a container can lose while it runs
 // (https://github.com/NVIDIA/nvidia-container-toolkit/issues/48). err is that of the last step; nil for success.
 func (r *run) checkHopeless(err error, now time.Time) error {
 	noLibrary := errors.Is(err, ErrNoLibrary) && r.reader.options.Library == ""
 	noAccess := errors.Is(err, nvml.ERROR_UNKNOWN) || errors.Is(err, nvml.ERROR_NO_PERMISSION)
-	switch patience := r.reader.options.Patience; {
-	case !noLibrary && !noAccess && !errors.Is(err, errMismatch):
+	replaced, patience := errors.Is(err, errMismatch), r.reader.options.Patience
+	if replaced { // Nothing else ends it.
+		patience = 0
+	}
+	switch {
+	case !noLibrary && !noAccess && !replaced:
 		r.hopelessSince = time.Time{}
 	case r.hopelessSince.IsZero():
 		r.hopelessSince = now
 	case now.Sub(r.hopelessSince) >= patience:
-		return fmt.Errorf("%w; for %v the driver can't be used, and a container gets its library and devices only when it starts: this program ends to be "+
-			"restarted. If this node has no NVIDIA GPU, keep the pod off the node. For other causes see docs/troubleshooting.md", err, patience)
+		return fmt.Errorf("%w; a container gets the driver's library and devices only when it starts: this program ends to be restarted. If this node has no "+
+			"NVIDIA GPU, keep the pod off the node. For other causes see docs/troubleshooting.md", err)
 	}
 	return nil
 }

@@ -372,8 +372,7 @@ func TestMonitorMismatch(t *testing.T) {
 		must(t, machine.Mismatch())
 		m.clock.step(retry)
 		m.next("loaded again", State{Unit: gpu.MiB, Problem: "initializing the NVIDIA driver library: Driver/library version mismatch: " + errMismatch.Error()})
-		m.round()
-		m.clock.step(5 * time.Minute)
+		m.clock.step(retry)
 		if err := m.failed(); !errors.Is(err, errMismatch) {
 			t.Errorf("Run() = %v, want %v", err, errMismatch)
 		}
