@@ -1,10 +1,10 @@
 // Package inspect implements `kubectl inspect gpushare`: it shows the cards that a cluster shares, the pods that use them,
 // and why other pods are pending.
 //
-// It reads from the API server only, so it also works while the extender is down. The function run is its table of contents:
-// read the nodes and pods (read.go), Build a Report from them without side effects (build.go), write it as a table, in detail,
-// or as JSON and YAML (table.go, details.go, structured.go), and repeat this with --watch. Groups of pods (groups.go, group_state.go) and the memory that containers really use (usage.go) have reports of their own. The latter asks the
-// nodes' device plugins, through the API server.
+// It reads from the API server only, so it also works while the extender is down. The function run is its table of contents: read the nodes and pods
+// (read.go), Build a Report from them without side effects (build.go), write it as a table, in detail, or as JSON and YAML (table.go, details.go,
+// structured.go), and repeat this with --watch. Groups of pods (groups.go, group_state.go) and the memory that containers really use (usage.go) have
+// reports of their own. The latter asks the nodes' device plugins, through the API server.
 package inspect
 
 import (

@@ -128,8 +128,9 @@ func New(options Options) *Monitor {
 	return &Monitor{options: options}
 }
 
-// Run watches the cards until ctx ends. It then returns at once, also in the middle of a call into the driver, which the end of the program closes. It calls publish with the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap,
-// and the callee may keep the state, but must not change it.
+// Run watches the cards until ctx ends. It then returns at once, also in the middle of a call into the driver, which the end of the program closes. It
+// calls publish with the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and the callee may
+// keep the state, but must not change it.
 //
 // Run returns an error if for Options.Patience only a restart of the program could have helped: the driver was replaced while the old library was
 // loaded, there is no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is published first.

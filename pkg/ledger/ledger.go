@@ -132,9 +132,10 @@ func NewWithResources(resources Resources, turns Turns) *Ledger {
 	}
 }
 
-// AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation or a
-// reservation ended, or doesn't count any more; or the node's object has changed. Tentative placements don't count, because they never make Filter
-// reject a pod. The listener can also be called when no pod fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the ledger.
+// AddFreedListener adds a function that is called when a pod may fit a node that it didn't fit before: an allocation or a reservation ended, or doesn't
+// count any more; or the node's object has changed. Tentative placements don't count, because they never make Filter reject a pod. The listener can also
+// be called when no pod fits. The goroutine that made the change calls it without the lock. Listeners must be added before several goroutines use the
+// ledger.
 func (l *Ledger) AddFreedListener(listener func(node string)) {
 	l.freedListeners = append(l.freedListeners, listener)
 }
