@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -21,6 +22,10 @@ type item struct {
 	kind *kind
 	// pods are ordered: the largest first, since they have the least choice.
 	pods []*pod
+	// constraints are Pod.Constraints of each pod, unless mixed is true: then the pods have different ones. They are here because looking at each pod
+	// takes long.
+	constraints unique.Handle[string]
+	mixed       bool
 	// profile is what Failures knows of the item. Its ShapeKey is that of package gang for a group, because gang reports failures of the group too.
 	profile queue.Profile
 	// pause is ObstaclePaused or ObstacleBehindFailed if the latest round passed the item over because of failures, else 0.
@@ -73,7 +78,7 @@ func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.RoomKey), text(b.RoomKey)), cmp.Compare(a.UID, b.UID))
 	})
 	first := pods[0]
-	it := &item{kind: m.kindOf(pods), pods: pods, provisioning: first.provisioning}
+	it := &item{kind: m.kindOf(pods), pods: pods, constraints: first.Constraints, provisioning: first.provisioning}
 	it.kind.items++
 	if former := m.items[id]; former != nil {
 		m.removeItem(former)
@@ -86,6 +91,7 @@ func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 			m.removeItem(p.item)
 		}
 		p.item = it
+		it.mixed = it.mixed || p.Constraints != it.constraints
 		size.Memory, size.Cards = size.Memory.Add(p.Request), size.Cards+p.NumCards()
 		entry.Priority = min(entry.Priority, p.Priority) // As in package gang.
 		entry.Entered = earlier(entry.Entered, p.Created)

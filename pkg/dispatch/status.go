@@ -98,9 +98,16 @@ func (m *Manager) takeStandings() *standings {
 
 // demand counts what an item of the next tenant demands.
 func (s *standings) demand(it *item) {
+	add := func(constraints unique.Handle[string], amount gpu.Memory) {
+		of := demander{len(s.tenants), constraints}
+		s.demanded[of] = s.demanded[of].Add(amount)
+	}
+	if !it.mixed {
+		add(it.constraints, it.Memory)
+		return
+	}
 	for _, p := range it.pods {
-		of := demander{len(s.tenants), p.Constraints}
-		s.demanded[of] = s.demanded[of].Add(p.Request)
+		add(p.Constraints, p.Request)
 	}
 }
 
