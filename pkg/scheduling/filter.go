@@ -96,6 +96,9 @@ func (s *Scheduler) findNodes(c *filterCall) {
 // Otherwise the groups could take the place again: before it binds the pod, kube-scheduler makes the filter call for its next pod, which is often a
 // member of these groups.
 func (s *Scheduler) displace(pod *clustercache.PodInfo, nodes []string) bool {
+	if len(nodes) == 0 {
+		return false
+	}
 	node, ok := s.groups.manager.Displace(pod.Pod, nodes, s.Clock.Now())
 	if !ok {
 		return false
