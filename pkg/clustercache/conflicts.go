@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Conflicts are the properties of a pod by which, beside the resources that it uses, it may keep another pod off its node.
@@ -18,14 +17,16 @@ type Conflicts struct {
 	RareVolumes bool
 	// Claims is true if the pod has resource claims.
 	Claims bool
-	// HostPorts are the host ports of the pod's containers and sidecars, whatever their addresses; nil if there are none.
-	HostPorts sets.Set[HostPort]
+	// HostPorts is the set of host ports of the pod's containers and sidecars, sorted by compareHostPorts.
+	HostPorts []HostPort
 }
 
 // HostPort is a port that a container uses on its node.
 type HostPort struct {
 	Port     int32
 	Protocol corev1.Protocol
+	// Address is empty if the container listens on every address of the node.
+	Address string
 }
 
 // Interferes reports whether a pod may keep the preemptor off a node by more than the resources that it uses. Then it
@@ -39,11 +40,6 @@ func Interferes(pod, preemptor *PodInfo) bool {
 	a, b := &pod.Conflicts, &preemptor.Conflicts
 	return a.RequiredAntiAffinity || b.RequiredAntiAffinity || b.RequiredSpread ||
 		a.RareVolumes && b.RareVolumes || a.Claims && b.Claims || a.PortsConflict(b)
-}
-
-// PortsConflict reports whether the two pods have a host port in common.
-func (c *Conflicts) PortsConflict(o *Conflicts) bool {
-	return len(c.HostPorts.Intersection(o.HostPorts)) > 0
 }
 
 // Constrained reports whether kube-scheduler may reject a node that the pod can use, because of other pods or of volumes.
@@ -70,17 +66,19 @@ func isRare(volume corev1.Volume) bool {
 		volume.DownwardAPI == nil && volume.HostPath == nil && volume.NFS == nil && volume.Image == nil
 }
 
-// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always).
-func hostPorts(spec *corev1.PodSpec) (ports sets.Set[HostPort]) {
+// hostPorts returns the host ports of the pod's containers and sidecars (init containers that restart always) as a sorted set. The API server
+// accepts no port of a pod twice.
+func hostPorts(spec *corev1.PodSpec) (ports []HostPort) {
 	collect := func(container *corev1.Container) {
 		for _, port := range container.Ports {
 			if port.HostPort <= 0 {
 				continue
 			}
-			if ports == nil {
-				ports = sets.Set[HostPort]{}
+			address := port.HostIP
+			if address == "0.0.0.0" {
+				address = ""
 			}
-			ports.Insert(HostPort{port.HostPort, cmp.Or(port.Protocol, corev1.ProtocolTCP)})
+			ports = append(ports, HostPort{Port: port.HostPort, Protocol: cmp.Or(port.Protocol, corev1.ProtocolTCP), Address: address})
 		}
 	}
 	for i := range spec.InitContainers {
@@ -91,5 +89,29 @@ func hostPorts(spec *corev1.PodSpec) (ports sets.Set[HostPort]) {
 	for i := range spec.Containers {
 		collect(&spec.Containers[i])
 	}
+	slices.SortFunc(ports, compareHostPorts)
 	return ports
+}
+
+// compareHostPorts orders by port and protocol. The entry for every address comes first.
+func compareHostPorts(a, b HostPort) int {
+	return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Address, b.Address))
+}
+
+// PortsConflict reports whether the two pods have a host port in common.
+func (c *Conflicts) PortsConflict(o *Conflicts) bool {
+	few, many := c.HostPorts, o.HostPorts
+	if len(few) > len(many) {
+		few, many = many, few
+	}
+	return slices.ContainsFunc(few, func(p HostPort) bool {
+		everywhere := HostPort{Port: p.Port, Protocol: p.Protocol}
+		i, found := slices.BinarySearchFunc(many, everywhere, compareHostPorts)
+		if !found && p.Address != "" {
+			_, found = slices.BinarySearchFunc(many[i:], p, compareHostPorts)
+		} else if !found && i < len(many) { // The next entry is the first for some address.
+			found = many[i].Port == p.Port && many[i].Protocol == p.Protocol
+		}
+		return found
+	})
 }

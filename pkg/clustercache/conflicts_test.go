@@ -41,6 +41,14 @@ func TestInterferes(t *testing.T) {
 			pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: number}, {HostPort: number, Protocol: protocol, HostIP: ip}}
 		}
 	}
+	// ports returns n host ports, of which the last is 80.
+	ports := func(n int, ip string) fake.PodEdit {
+		return func(pod *corev1.Pod) {
+			for i := range n {
+				pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, corev1.ContainerPort{HostPort: int32(79 + n - i), HostIP: ip})
+			}
+		}
+	}
 	initPort := func(restart corev1.ContainerRestartPolicy) fake.PodEdit {
 		return func(pod *corev1.Pod) {
 			pod.Spec.InitContainers = []corev1.Container{{RestartPolicy: &restart, Ports: []corev1.ContainerPort{{HostPort: 80}}}}
@@ -66,8 +74,16 @@ func TestInterferes(t *testing.T) {
 		"the same port":                      {pod: edits{port(80, "", "")}, preemptor: edits{port(80, "TCP", "0.0.0.0")}, want: true},
 		"another protocol":                   {pod: edits{port(80, "", "")}, preemptor: edits{port(80, "UDP", "")}},
 		"another port":                       {pod: edits{port(80, "", "")}, preemptor: edits{port(81, "", "")}},
-		"addresses don't count":              {pod: edits{port(80, "", "10.0.0.1")}, preemptor: edits{port(80, "", "10.0.0.2")}, want: true},
+		"another address":                    {pod: edits{port(80, "", "10.0.0.1")}, preemptor: edits{port(80, "", "10.0.0.2")}},
+		"the same address":                   {pod: edits{port(80, "", "10.0.0.1")}, preemptor: edits{port(80, "", "10.0.0.1")}, want: true},
+		"any address":                        {pod: edits{port(80, "", "10.0.0.1")}, preemptor: edits{port(80, "", "")}, want: true},
 		"a sidecar's port":                   {pod: edits{initPort(corev1.ContainerRestartPolicyAlways)}, preemptor: edits{port(80, "", "")}, want: true},
+		"one of many ports":                  {pod: edits{ports(1000, "")}, preemptor: edits{port(80, "", "10.0.0.1")}, want: true},
+		"none of many ports":                 {pod: edits{ports(1000, "")}, preemptor: edits{port(79, "", "")}},
+		"many ports of one address each":     {pod: edits{ports(1000, "10.0.0.1")}, preemptor: edits{ports(1000, "10.0.0.2")}},
+		"a port at several addresses": {
+			pod: edits{port(80, "", "10.0.0.1"), ports(1, "10.0.0.3")}, preemptor: edits{ports(2, "10.0.0.2"), ports(2, "10.0.0.3")}, want: true,
+		},
 		"the port of another init container": {pod: edits{initPort(corev1.ContainerRestartPolicyNever)}, preemptor: edits{port(80, "", "")}},
 		"a pod that is too large":            {pod: edits{tooLarge}, want: true},
 		"a preemptor that is too large":      {preemptor: edits{tooLarge}, want: true},
