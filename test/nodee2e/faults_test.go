@@ -93,8 +93,8 @@ func TestFaults(t *testing.T) {
 		}},
 		{"the plugin and the kubelet are killed, and pods are created and deleted before they restart", func(s *scenario) {
 			s.sleepRandomly()
+			check.Must(s, s.node.kubelet.Kill()) // First, or it writes that the node has no device left, and no pod is bound to the node.
 			check.Must(s, s.node.plugin.Kill())
-			check.Must(s, s.node.kubelet.Kill())
 			s.makeRoom(s.used() - 4)
 			s.create(s.pods(8, 1)...)
 			s.waitOneCardBound()
