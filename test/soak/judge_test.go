@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -54,5 +55,61 @@ func TestBook(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestJudgeLeft(t *testing.T) {
+	zero := []map[string]float64{{"a": 0}, {"a": 0}}
+	empty := framework.Allocations{"n": {0: {Total: 15}}}
+	for name, tc := range map[string]struct {
+		pods    int
+		ledger  framework.Allocations
+		counted []map[string]float64
+		want    string
+	}{
+		"nothing":                      {0, empty, zero, ""},
+		"a pod":                        {1, empty, zero, "1 pods"},
+		"memory on a card":             {0, framework.Allocations{"n": {0: {Total: 15, Used: 2}}}, zero, "card 0 of n has 2 units"},
+		"an allocation of the standby": {0, empty, []map[string]float64{{"a": 0}, {"a": 1}}, "replica 1 counts 1 of a"},
+		"metrics that aren't there":    {0, empty, []map[string]float64{{}, {"a": 0}}, "replica 0 counts nothing"},
+	} {
+		err := judgeLeft(make([]corev1.Pod, tc.pods), tc.ledger, tc.counted)
+		if tc.want == "" && err != nil || tc.want != "" && !strings.Contains(fmt.Sprint(err), tc.want) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+func TestJudgeLoad(t *testing.T) {
+	some := []event{{what: "fault"}, {what: "update", update: true}}
+	for name, tc := range map[string]struct {
+		counts counts
+		events []event
+		passes bool
+	}{
+		"pods ran, and something failed": {counts{created: 10, ended: 8}, some, true},
+		"few pods ran":                   {counts{created: 10, ended: 4}, some, false},
+		"nothing failed":                 {counts{created: 10, ended: 8}, some[1:], false},
+		"nothing was updated":            {counts{created: 10, ended: 8}, some[:1], false},
+	} {
+		if err := judgeLoad(tc.counts, tc.events); (err == nil) != tc.passes {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestRates checks the figures that come from the growth of counters: the mean duration of calls, and the writes for each bound pod.
+func TestRates(t *testing.T) {
+	r := &record{pods: 4}
+	r.rates(map[string]float64{
+		metricSeconds + `{verb="filter"}`: 2, metricCalls + `{verb="filter"}`: 4,
+		metricWrites + `{kind="binding"}`: 5, metricWrites + `{kind="event"}`: 1,
+	})
+	got := map[string]string{}
+	for _, s := range r.all {
+		got[s.name] = strconv.FormatFloat(s.samples[0].value, 'f', -1, 64)
+	}
+	if got["filter, mean"] != "500" || got["writes to the API server"] != "1.5" || len(got) != 2 {
+		t.Errorf("got %v, want 500 ms for filter, and 1.5 writes", got)
 	}
 }

@@ -1,8 +1,8 @@
 // Command soak runs gpushare for a simulated week under a realistic load and reports whether anything grows: a real control plane,
 // two replicas of the extender, and simulated GPU nodes with the real device plugin. Pods arrive by day and by night, in bursts,
 // groups and deployments; every few minutes something fails, and every simulated hour a program is updated. Exit status 0 means that
-// no card was ever over its size, nothing was left behind, and nothing grew: by a tenth from the second simulated day to the last in a run of forty
-// minutes or more, to the double in a shorter one.
+// no card was ever over its size, nothing was left behind, and nothing grew: by a percent a day in a run of forty minutes or more,
+// to the double in a shorter one.
 package main
 
 import (

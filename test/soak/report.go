@@ -22,10 +22,10 @@ func (w *week) report() *report {
 // judged says by what the run was judged.
 func (r *report) judged() string {
 	if r.length >= longRun {
-		return "Judged: no card over its size, nothing left at the end, and the rise of each series with a *: at most 10% from the second simulated day to the last."
+		return "Judged: no card over its size, nothing left at the end, and the slope of each series with a *: at most 1% of the mean per simulated day."
 	}
 	return fmt.Sprintf("Judged: no card over its size, nothing left at the end, and no series with a * doubled. "+
-		"Noise hides a rise of 10%% in so short a run; it is judged from %v on.", longRun)
+		"Noise hides a slope of 1%% in so short a run; it is judged from %v on.", longRun)
 }
 
 // text returns the result as text.
@@ -39,11 +39,9 @@ func (r *report) text() string {
 	}
 	fmt.Fprintf(&text, "%d faults and updates: %s\n", len(r.events), r.happened())
 	for _, s := range r.all {
-		var values []float64
-		for _, p := range s.samples {
-			values = append(values, p.value)
-		}
-		fmt.Fprintf(&text, "%s %-33s median %8.2f %-14s %+6.1f%% from the second day to the last\n", mark(s, r.calendar), s.name, median(values), s.unit, 100*s.rise(r.calendar))
+		t := s.trend(r.calendar)
+		fmt.Fprintf(&text, "%s %-33s mean %8.2f  median %8.2f %-14s slope %+6.2f%% a day, %3.0f%% of pairs rise\n",
+			mark(s, r.calendar), s.name, t.mean, t.middle, s.unit, 100*t.slope, 100*t.rising)
 	}
 	return text.String()
 }

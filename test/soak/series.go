@@ -48,19 +48,60 @@ func newCalendar(length time.Duration) calendar {
 func (c calendar) day() time.Duration  { return c.length / 7 }
 func (c calendar) hour() time.Duration { return c.day() / 24 }
 
-// rise returns by what part the median of the last day is higher than that of the second day. The first day isn't judged: the programs warm up. All
-// days have the same load, and a fault changes too few samples to change a median.
-func (s *series) rise(c calendar) float64 {
-	var second, last []float64
+// warmUp is the time at the start that isn't judged, a tenth of the run.
+func (c calendar) warmUp() time.Duration { return c.length / 10 }
+
+// trend is how a series changes after the first tenth of the run.
+type trend struct {
+	// slope is the rise per simulated day, as a part of the mean over the same time.
+	slope float64
+	// rising is the part of the compared pairs of samples of which the later one is higher. For noise it is about a half.
+	rising float64
+	// mean is the mean over that time, and middle the median.
+	mean, middle float64
+}
+
+// trend fits a robust line to the samples after the first tenth of the run. Its slope is the median of the slopes between all pairs
+// of samples that are a whole number of days apart (the seasonal form of the Theil-Sen estimator). So what a few faults do to some
+// samples doesn't change it, and the load, which follows the time of day, is the same for both samples of a pair.
+func (s *series) trend(c calendar) trend {
+	type point struct{ days, value float64 }
+	times := map[int][]point{} // By the time of day.
+	perDay := int(math.Round(float64(c.day()) / float64(c.interval)))
+	var values []float64
 	for _, p := range s.samples {
-		switch {
-		case p.at > c.day() && p.at <= 2*c.day():
-			second = append(second, p.value)
-		case p.at > 6*c.day():
-			last = append(last, p.value)
+		if p.at >= c.warmUp() {
+			number := int(math.Round(float64(p.at) / float64(c.interval)))
+			times[number%perDay] = append(times[number%perDay], point{float64(number / perDay), p.value})
+			values = append(values, p.value)
 		}
 	}
-	return median(last)/max(median(second), math.SmallestNonzeroFloat64) - 1
+	var slopes []float64
+	rising := 0
+	for _, points := range times {
+		for i, later := range points {
+			for _, earlier := range points[:i] {
+				if later.days > earlier.days {
+					slopes = append(slopes, (later.value-earlier.value)/(later.days-earlier.days))
+				}
+				if later.days > earlier.days && later.value > earlier.value {
+					rising++
+				}
+			}
+		}
+	}
+	t := trend{mean: mean(values), middle: median(values)}
+	if len(slopes) > 0 && t.mean != 0 {
+		t.slope, t.rising = median(slopes)/t.mean, float64(rising)/float64(len(slopes))
+	}
+	return t
+}
+
+func mean(values []float64) (mean float64) {
+	for _, v := range values {
+		mean += v / float64(len(values))
+	}
+	return mean
 }
 
 // median returns the median, 0 of nothing. It sorts the values.
@@ -74,20 +115,38 @@ func median(values []float64) float64 {
 }
 
 const (
-	// longRun is the shortest run in which a small rise is found. In a shorter one noise is more than that.
+	// longRun is the shortest run in which the slope is judged. In a shorter one noise is more than the slope that is allowed.
 	longRun = 40 * time.Minute
-	// maxRise is the allowed rise from the second to the last day, and maxShortRise that of a short run: the double.
-	maxRise, maxShortRise = 0.1, 1
+	// maxSlope is the allowed rise per simulated day, as a part of the mean.
+	maxSlope = 0.01
+	// minRising is the least part of rising pairs in a series that grows. A slope with fewer is noise.
+	minRising = 2.0 / 3
+	// maxFactor is the bound of a short run: by how much the last third of the samples may be higher than the first.
+	maxFactor = 2
 )
 
-// growth returns an error if the series grows.
+// growth returns an error if the series grows. In a long run it is judged by its trend. In a short one only a doubling is found: the
+// medians of the first and the last third of the samples after the first tenth are compared.
 func (s *series) growth(c calendar) error {
-	allowed := maxRise
-	if c.length < longRun {
-		allowed = maxShortRise
+	switch {
+	case s.judged == never, s.judged == inLongRuns && c.length < longRun:
+		return nil
+	case c.length >= longRun:
+		if t := s.trend(c); t.slope > maxSlope && t.rising >= minRising {
+			return fmt.Errorf("%s grows by %.1f%% a day", s.name, 100*t.slope)
+		}
+		return nil
 	}
-	if rise := s.rise(c); mark(s, c) == "*" && rise > allowed {
-		return fmt.Errorf("%s grows by %.1f%%", s.name, 100*rise)
+	var values []float64
+	for _, p := range s.samples {
+		if p.at >= c.warmUp() {
+			values = append(values, p.value)
+		}
+	}
+	third := len(values) / 3
+	first, last := median(slices.Clone(values[:third])), median(slices.Clone(values[len(values)-third:]))
+	if last > maxFactor*first {
+		return fmt.Errorf("%s grows from %.4g to %.4g", s.name, first, last)
 	}
 	return nil
 }
