@@ -50,8 +50,8 @@ aliyun.com/gpu-mem, and allocates to each container the card that was chosen for
 
 It runs on every node that shares its cards. It keeps no state of its own: after a restart it reads it from the API
 server and the kubelet's checkpoint. If the driver, the API server or the kubelet is not available, it waits and reports
-this in its log and at /readyz. It exits after five minutes in which only a new container could have helped: without the driver's
-library, unless --nvml-library is set, without access to its devices, or after the driver was replaced while its library was loaded.
+this in its log and at /readyz. It exits if only a new container can help: soon after the driver was replaced while its library was
+loaded, and after five minutes without the driver's library, unless --nvml-library is set, or without access to its devices.
 
 Each flag can also be set by an environment variable with the flag's name in upper case: NODE_NAME for --node-name. The
 flag takes precedence over the variable, and both over the file of --config.`

@@ -71,9 +71,9 @@ type write struct {
 	pod   gpu.Pod
 	node  string
 	state writeState
-	// begun is when the write began. It is no moment of a term for an unseen one that was read.
+	// begun is when the write began. It is no moment of a term for an unreported one that was read.
 	begun termMoment
-	// at is when the write began. For an unseen one that was read, it is when the last read began.
+	// at is when the write began. For an unreported one that was read, it is when the last read began.
 	at time.Time
 	// earlier is the write before this one, if it is open too: it may still be made if this one is rejected.
 	earlier *write
@@ -81,8 +81,8 @@ type write struct {
 
 // writeState is what is known of a write.
 //
-//	sent → unconfirmed         the answer is lost
-//	sent, unconfirmed → unseen the write was made
+//	sent → unconfirmed              the answer is lost
+//	sent, unconfirmed → unreported  the write was made
 type writeState int
 
 const (

@@ -66,7 +66,8 @@ type Options struct {
 	Visit         func(*Session)
 	VisitInterval time.Duration
 
-	// Patience is how long Run continues although only a restart of the container can help. The default is 5 minutes.
+	// Patience is how long Run continues without a library, or without access to the driver, although only a restart of the container can help. The
+	// default is 5 minutes.
 	Patience time.Duration
 
 	// SysfsRoot is the directory in which sysfs is mounted, where RDMA adapters are found; if it is empty, none are.
@@ -132,8 +133,8 @@ func New(options Options) *Monitor {
 // calls publish with the first result, even if that is a missing driver, and then with each change. The calls of publish never overlap, and the callee may
 // keep the state, but must not change it.
 //
-// Run returns an error if for Options.Patience only a restart of the program could have helped: the driver was replaced while the old library was
-// loaded, there is no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is published first.
+// Run returns an error if only a restart of the program can help: in two steps in a row the driver was replaced while the old library was loaded, or for
+// Options.Patience there was no library although Library is empty (ErrNoLibrary), or no access to the driver. The reason is published first.
 func (m *Monitor) Run(ctx context.Context, publish func(State)) error {
 	r := m.newRun(klog.FromContext(ctx), publish)
 	var failure error

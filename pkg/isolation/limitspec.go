@@ -35,7 +35,7 @@ const (
 )
 
 // Variables of NVIDIA's hook (NVIDIA/nvidia-container-toolkit, cmd/nvidia-cdi-hook/apply-cuda-memory-limits), in MiB. Without a
-// request the hook takes the limit as request, and a request above 0 leaks on the parent cgroups when the container's ends.
+// request the hook takes the limit as request, and a request above 0 leaks on the parent cgroups when the container ends.
 const (
 	envMemoryLimit   = "NVIDIA_GPU_MEMORY_LIMIT"
 	envMemoryRequest = "NVIDIA_GPU_MEMORY_REQUEST"

@@ -8,6 +8,6 @@
 //
 //  1. Add it to fileJSON, with an example in examples, and to Settings. Parse and check it in parse.
 //  2. Give it its default in Defaults. If there is a flag, set it in the function that cmd passes as Source.Flags.
-//  3. If a change isn't safe while pods run, decide in Settings.After what happens.
+//  3. If a change isn't safe while pods run, decide in Settings.ApplicableNow what happens.
 //  4. Add it to values.schema.json of the chart, and to docs/node.md.
 package nodeconfig

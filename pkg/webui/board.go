@@ -25,7 +25,7 @@ import (
 const (
 	// refreshEvery is the least time between two reads of the ledger, for all viewers together.
 	refreshEvery = time.Second
-	// MaxConnections has room for a hundred viewers. Viewers that forward a port all come from one address.
+	// MaxConnections has room for a hundred viewers.
 	MaxConnections = 200
 )
 
