@@ -9,7 +9,8 @@ import (
 )
 
 // budgets finds and numbers the disruption budgets of pods by kube-scheduler's rules (k8s.io/kubernetes
-// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation), for one request only.
+// pkg/scheduler/framework/plugins/defaultpreemption, filterPodsWithPDBViolation), for one request only. But an empty selector matches all pods of
+// the namespace, as it does for evictions (pkg/registry/core/pod/storage/eviction.go, getPodDisruptionBudgets); for kube-scheduler it matches none.
 type budgets struct {
 	cache      Cache
 	namespaces map[string][]budget
@@ -61,8 +62,8 @@ func (b *budgets) in(namespace string) []budget {
 	}
 	for _, object := range b.cache.Budgets(namespace) {
 		selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
-		if err != nil || selector.Empty() {
-			continue // An invalid or empty selector matches no pod.
+		if err != nil {
+			continue // An invalid selector matches no pod.
 		}
 		found = append(found, budget{object, selector, len(b.allowed)})
 		b.allowed = append(b.allowed, int(object.Status.DisruptionsAllowed))

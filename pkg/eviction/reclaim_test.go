@@ -245,6 +245,21 @@ func TestReclaimer(t *testing.T) {
 	}
 }
 
+// A group isn't evicted if the budget of all pods of its namespace allows the eviction of one: the API server would refuse the others.
+func TestReclaimerGroupInBudgetOfNamespace(t *testing.T) {
+	f := newReclaimFixture()
+	all := fake.Budget("all", "", 1)
+	all.Spec.Selector = &metav1.LabelSelector{}
+	f.cluster.budgets = append(f.cluster.budgets, all)
+	need := f.need()
+	need.Victims = []reclaim.Victim{
+		{Tenant: "bob", Started: begin.Add(time.Hour), Pods: []gpu.Pod{protocol.Pod(f.b[0]), protocol.Pod(f.b[1])}},
+		{Tenant: "bob", Started: begin, Pods: []gpu.Pod{protocol.Pod(f.b[2])}},
+	}
+	f.reclaim(need)
+	check.Equal(t, "evictions", []string{"?b3", "b3"}, f.server.Calls().Evicted)
+}
+
 // halfFree frees a half of n1, and makes a ask for all of it.
 func (f *reclaimFixture) halfFree() {
 	f.a = fake.Pod("a", 16)

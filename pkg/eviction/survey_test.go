@@ -47,8 +47,8 @@ func TestSurvey(t *testing.T) {
 		fake.Terminating(begin.Add(30 * 24 * time.Hour))(pod)
 		pod.DeletionGracePeriodSeconds = new(int64(30 * 24 * 60 * 60))
 	}
-	matchesAll, invalid, elsewhere := fake.Budget("all", "", 0), fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
-	matchesAll.Spec.Selector = &metav1.LabelSelector{}
+	matchesAll, matchesNone, invalid, elsewhere := fake.Budget("all", "", 0), fake.Budget("none", "", 0), fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
+	matchesAll.Spec.Selector, matchesNone.Spec.Selector = &metav1.LabelSelector{}, nil
 	invalid.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "?"}}}
 	elsewhere.Namespace = "other"
 
@@ -65,7 +65,8 @@ func TestSurvey(t *testing.T) {
 		"a budget allows no disruption":         {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 0)), want: uids{"uid-b7", "uid-b9"}},
 		"a budget allows a disruption":          {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 1)), want: uids{"uid-a7", "uid-a9"}},
 		"a budget has counted the pod":          {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 0, "a9")), want: uids{"uid-a7", "uid-a9"}},
-		"budgets that match no pod":             {objects: with(full(fake.Label("x")), matchesAll, invalid, elsewhere), want: uids{"uid-a7", "uid-a9"}},
+		"budgets that match no pod":             {objects: with(full(fake.Label("x")), matchesNone, invalid, elsewhere), want: uids{"uid-a7", "uid-a9"}},
+		"a budget of all pods of the namespace": {objects: with(full(fake.Label("x")), matchesAll), want: uids{"uid-a7", "uid-a9"}, violations: 2},
 		"two budgets, one allows no disruption": {objects: with(full(fake.Label("x")), fake.Budget("x", "x", 1), fake.Budget("y", "x", 0)), want: uids{"uid-b7", "uid-b9"}},
 		"a budget that must be violated": {
 			objects: objects{pod("a", 16, 0, fake.Label("x")), pod("b", 16, 1, important), fake.Budget("x", "x", 0)},
