@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -61,7 +62,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 // PodGroupOf returns what the PodGroup says about its pods, and the key of their gang.
 func PodGroupOf(group *schedulingv1beta1.PodGroup) (gang.Key, gang.PodGroup) {
 	size, alone, err := protocol.ParsePodGroup(group)
-	podGroup := gang.PodGroup{Size: size, Alone: alone}
+	podGroup := gang.PodGroup{Size: size, Alone: alone, Priority: ptr.Deref(group.Spec.Priority, 0), Together: protocol.DisruptedTogether(group)}
 	if err != nil {
 		podGroup.Problem = fmt.Sprintf("PodGroup %s: %v", group.Name, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/test/await"
 	"github.com/gpushare/gpushare/test/check"
 )
@@ -104,4 +105,19 @@ func TestPodGroupsForbidden(t *testing.T) {
 	c.AddPodGroupHandler(make(podGroupEventsSeen, 1))
 	await.Run(t, c.Run)
 	await.True(t, "the reason", func() bool { return strings.Contains(c.Ready().Error(), "no rights") })
+}
+
+// TestPodGroupOf: what the PodGroup says about preemption.
+func TestPodGroupOf(t *testing.T) {
+	group := &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "train", Namespace: "default"}}
+	group.Spec.SchedulingPolicy.Gang = &schedulingv1beta1.GangSchedulingPolicy{MinCount: 4}
+	_, got := PodGroupOf(group)
+	check.Equal(t, "by default", gang.PodGroup{Size: 4}, got)
+	group.Spec.Priority = new(int32(7))
+	group.Spec.DisruptionMode = &schedulingv1beta1.DisruptionMode{Single: &schedulingv1beta1.SingleDisruptionMode{}}
+	_, got = PodGroupOf(group)
+	check.Equal(t, "single", gang.PodGroup{Size: 4, Priority: 7}, got)
+	group.Spec.DisruptionMode = &schedulingv1beta1.DisruptionMode{All: &schedulingv1beta1.AllDisruptionMode{}}
+	_, got = PodGroupOf(group)
+	check.Equal(t, "all", gang.PodGroup{Size: 4, Priority: 7, Together: true}, got)
 }

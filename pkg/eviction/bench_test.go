@@ -23,7 +23,7 @@ func BenchmarkProposedVictims(b *testing.B) {
 				proposal.Pods = append(proposal.Pods, gpu.PodUID(fmt.Sprintf("%036d", i)))
 			}
 			for b.Loop() {
-				NewSurvey(c.ledger, c, preemptor, begin).Victims(b.Context(), map[string]preemption.Victims{"n1": proposal})
+				NewSurvey(c.ledger, c, nil, preemptor, begin).Victims(b.Context(), map[string]preemption.Victims{"n1": proposal})
 			}
 		})
 	}
@@ -41,7 +41,7 @@ func BenchmarkBudgets(b *testing.B) {
 				objects = append(objects, fake.Pod(fmt.Sprint("v", i), 8, fake.Bound("n1", i/10), fake.Label(fmt.Sprint("app-", i%n))))
 			}
 			c := newCluster(objects...)
-			survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 40, fake.Priority(5))), begin)
+			survey := NewSurvey(c.ledger, c, nil, clustercache.NewPodInfo(fake.Pod("p", 40, fake.Priority(5))), begin)
 			for b.Loop() {
 				survey.node("n1", preemption.Victims{Pods: []gpu.PodUID{"uid-v0"}})
 			}

@@ -82,11 +82,13 @@ type Observer interface {
 
 // Options are what the types of this package share that evict pods, or have them evicted.
 type Options struct {
-	API      API
-	Ledger   *ledger.Ledger
-	Cache    Cache
-	Recorder record.EventRecorder
-	Observer Observer
+	API    API
+	Ledger *ledger.Ledger
+	Cache  Cache
+	// PodGroups is used by Preemptors.
+	PodGroups PodGroups
+	Recorder  record.EventRecorder
+	Observer  Observer
 	// Reclaims receives what metrics count of evictions by share; it isn't used without them.
 	Reclaims ReclaimObserver
 	// AnswerLost is the time after the start of an eviction call in which it can still take effect, if its answer was lost.

@@ -206,7 +206,7 @@ func (ps *Preemptors) choosePlan(pod *clustercache.PodInfo, candidates []string)
 	if len(outranked) > maxPlans { // Different nodes each time, so that the last ones are compared too.
 		rand.Shuffle(len(outranked), func(i, j int) { outranked[i], outranked[j] = outranked[j], outranked[i] })
 	}
-	s := NewSurvey(ps.Ledger, ps.Cache, pod, ps.Clock.Now())
+	s := NewSurvey(ps.Ledger, ps.Cache, ps.PodGroups, pod, ps.Clock.Now())
 	for _, name := range outranked {
 		if len(nodes) == maxPlans {
 			break

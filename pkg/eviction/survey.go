@@ -10,18 +10,23 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/eligibility"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 )
 
+// PodGroups returns the PodGroup of a pod; known is false if the pod has none.
+type PodGroups func(uid gpu.PodUID) (podGroup gang.PodGroup, known bool)
+
 // Survey collects the input of the decision which pods of a node to evict for one preemptor. It is used for one request
 // only.
 type Survey struct {
-	ledger *ledger.Ledger
-	cache  Cache
-	pod    *clustercache.PodInfo
+	ledger    *ledger.Ledger
+	cache     Cache
+	podGroups PodGroups
+	pod       *clustercache.PodInfo
 	// resources are the resources that the preemptor requests, and pods as the last one. All Amounts have this order.
 	resources []corev1.ResourceName
 	request   preemption.Request
@@ -30,8 +35,8 @@ type Survey struct {
 }
 
 // NewSurvey returns a Survey for the preemptor.
-func NewSurvey(l *ledger.Ledger, cache Cache, preemptor *clustercache.PodInfo, now time.Time) *Survey {
-	s := &Survey{ledger: l, cache: cache, pod: preemptor, budgets: newBudgets(cache), now: now}
+func NewSurvey(l *ledger.Ledger, cache Cache, podGroups PodGroups, preemptor *clustercache.PodInfo, now time.Time) *Survey {
+	s := &Survey{ledger: l, cache: cache, podGroups: podGroups, pod: preemptor, budgets: newBudgets(cache), now: now}
 	for name := range preemptor.Requests {
 		s.resources = append(s.resources, name)
 	}
@@ -70,7 +75,9 @@ func (s *Survey) Victims(ctx context.Context, proposed map[string]preemption.Vic
 	return victims, 0
 }
 
-// node collects the input of the decision about one node. It returns false if no eviction can help there.
+// node collects the input of the decision about one node. It returns false if no eviction can help there, and if the proposal has a pod of another
+// node: kube-scheduler proposes all pods of a PodGroup that may only be disrupted together, and accepts no answer with pods of other nodes
+// (k8s.io/kubernetes pkg/scheduler/extender.go, convertPodUIDToPod).
 func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node, bool) {
 	available, reason := s.ledger.Availability(name, s.pod.Pod, nil)
 	if reason.Unresolvable() {
@@ -95,24 +102,28 @@ func (s *Survey) node(name string, proposal preemption.Victims) (preemption.Node
 			continue // The proposal names the pod twice.
 		}
 		seen[uid] = true
-		p := s.candidate(uid, pods[uid], allocations[uid])
+		if on, _, held := s.ledger.Lookup(uid); held && on != name {
+			return preemption.Node{}, false
+		}
+		p, together := s.candidate(uid, pods[uid], allocations[uid])
 		p.Proposed = true
-		p.MustEvict = pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)
+		p.MustEvict = together || pods[uid] == nil || clustercache.Interferes(pods[uid], s.pod)
 		node.Pods = append(node.Pods, p)
 		delete(allocations, uid)
 	}
 	for uid, allocation := range allocations {
-		if allocation.Priority < s.pod.Priority {
-			node.Pods = append(node.Pods, s.candidate(uid, pods[uid], allocation))
+		if p, together := s.candidate(uid, pods[uid], allocation); p.Priority < s.pod.Priority && !together {
+			node.Pods = append(node.Pods, p)
 		}
 	}
 	node.Budgets = s.budgets.allowed
 	return node, true
 }
 
-// candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil).
-func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) preemption.Pod {
-	out := preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil || pod != nil && pod.TooLarge}
+// candidate describes a potential victim. Its object, its allocation, or both may be unknown (nil). together is true if it may only be evicted together
+// with the other pods of its PodGroup, whose priority counts instead of its own.
+func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation *ledger.Allocation) (out preemption.Pod, together bool) {
+	out = preemption.Pod{UID: uid, BudgetsUnknown: allocation == nil || pod != nil && pod.TooLarge}
 	if pod != nil {
 		out.Priority, out.Terminating, out.Requests = pod.Priority, pod.Leaving, s.amounts(pod.Use)
 	}
@@ -128,7 +139,12 @@ func (s *Survey) candidate(uid gpu.PodUID, pod *clustercache.PodInfo, allocation
 	if pod != nil && !frees(pod, s.now) {
 		out.Placement, out.Requests = nil, nil
 	}
-	return out
+	if pod != nil && pod.Member != nil && pod.Member.PodGroup != "" {
+		if podGroup, known := s.podGroups(uid); known {
+			out.Priority, together = podGroup.Priority, podGroup.Together
+		}
+	}
+	return out, together
 }
 
 // podsOf returns the live pods of a node. It subtracts from free what they use, and what nominated pods of equal or

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/preemption"
@@ -47,7 +48,9 @@ func TestSurvey(t *testing.T) {
 		fake.Terminating(begin.Add(30 * 24 * time.Hour))(pod)
 		pod.DeletionGracePeriodSeconds = new(int64(30 * 24 * 60 * 60))
 	}
-	matchesAll, matchesNone, invalid, elsewhere := fake.Budget("all", "", 0), fake.Budget("none", "", 0), fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
+	inPodGroup := func(pod *corev1.Pod) { pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: new("g")} }
+	matchesAll, matchesNone := fake.Budget("all", "", 0), fake.Budget("none", "", 0)
+	invalid, elsewhere := fake.Budget("invalid", "", 0), fake.Budget("elsewhere", "x", 0)
 	matchesAll.Spec.Selector, matchesNone.Spec.Selector = &metav1.LabelSelector{}, nil
 	invalid.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "?"}}}
 	elsewhere.Namespace = "other"
@@ -56,6 +59,7 @@ func TestSurvey(t *testing.T) {
 		objects   objects
 		preemptor edits
 		proposed  preemption.Victims
+		podGroup  gang.PodGroup
 		// want are the victims; nil if the node is no candidate.
 		want       uids
 		violations int
@@ -133,6 +137,20 @@ func TestSurvey(t *testing.T) {
 				pod("a", 16, 0, fake.Terminating(begin)), pod("b", 16, 1), fake.Pod("nominee", 16, fake.Nominated("n1"), important),
 			}, want: uids{"uid-b"},
 		},
+		"the priority of a PodGroup counts, not that of its pods": {
+			objects: full(inPodGroup), podGroup: gang.PodGroup{Priority: 5}, want: uids{"uid-b7", "uid-b9"},
+		},
+		"pods of a PodGroup that are disrupted together stay unless they are proposed": {
+			objects: full(inPodGroup), podGroup: gang.PodGroup{Together: true}, want: uids{"uid-b7", "uid-b9"},
+		},
+		"all of them are evicted if they are": {
+			objects:  objects{pod("a9", 9, 0, inPodGroup), pod("a7", 7, 0), pod("b9", 9, 1, inPodGroup), pod("b7", 7, 1)},
+			podGroup: gang.PodGroup{Together: true}, proposed: preemption.Victims{Pods: uids{"uid-a9", "uid-b9"}}, want: uids{"uid-a7", "uid-a9", "uid-b9"},
+		},
+		"kube-scheduler accepts no pod of another node": {
+			objects:  with(full(inPodGroup), fake.Node("n2", 16), fake.Pod("far", 9, fake.Bound("n2", 0), inPodGroup)),
+			podGroup: gang.PodGroup{Together: true}, proposed: preemption.Victims{Pods: uids{"uid-a9", "uid-far"}},
+		},
 		"no card can be freed": {
 			objects:  objects{pod("a", 1, 0, important), pod("b", 1, 1, important), pod("c", 15, 0)},
 			proposed: preemption.Victims{Pods: uids{"uid-c"}},
@@ -141,7 +159,8 @@ func TestSurvey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(append(test.objects, node)...)
 			preemptor := clustercache.NewPodInfo(fake.Pod("p", 16, append(test.preemptor, important)...))
-			answer, _ := NewSurvey(c.ledger, c, preemptor, begin).Victims(t.Context(), map[string]preemption.Victims{"n1": test.proposed})
+			podGroup := func(gpu.PodUID) (gang.PodGroup, bool) { return test.podGroup, true }
+			answer, _ := NewSurvey(c.ledger, c, podGroup, preemptor, begin).Victims(t.Context(), map[string]preemption.Victims{"n1": test.proposed})
 			got, ok := answer["n1"]
 			want := preemption.Victims{Pods: test.want, Violations: test.violations}
 			if ok != (test.want != nil) {
@@ -170,7 +189,7 @@ func TestSurveyNoCandidate(t *testing.T) {
 		"the preemptor has an unconfirmed bind to another node": {tried, "other"},
 	} {
 		proposed := map[string]preemption.Victims{test.node: {Pods: []gpu.PodUID{"uid-victim"}}}
-		got, undecided := NewSurvey(c.ledger, c, clustercache.NewPodInfo(test.preemptor), begin).Victims(t.Context(), proposed)
+		got, undecided := NewSurvey(c.ledger, c, nil, clustercache.NewPodInfo(test.preemptor), begin).Victims(t.Context(), proposed)
 		if len(got) > 0 || undecided > 0 {
 			t.Errorf("%s: victims %v, %d nodes undecided", name, got, undecided)
 		}
@@ -180,7 +199,7 @@ func TestSurveyNoCandidate(t *testing.T) {
 // A call that kube-scheduler no longer waits for decides no further node.
 func TestSurveyEndsWithTheCall(t *testing.T) {
 	c := newCluster(fake.Node("n1", 16), fake.Pod("victim", 16, fake.Bound("n1", 0)))
-	survey := NewSurvey(c.ledger, c, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), begin)
+	survey := NewSurvey(c.ledger, c, nil, clustercache.NewPodInfo(fake.Pod("p", 16, fake.Priority(5))), begin)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	proposal := preemption.Victims{Pods: []gpu.PodUID{"uid-victim"}}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
@@ -30,6 +31,19 @@ type PodGroup struct {
 	Alone bool
 	// Problem is why they can't be placed; empty if they can.
 	Problem string
+	// Priority is what counts instead of the priority of its pods if others preempt them. Together is true if they may only be disrupted together.
+	Priority int32
+	Together bool
+}
+
+// PodGroupOf returns the PodGroup that the pod's spec names; false if there is none, or native groups are off.
+func (mgr *Manager) PodGroupOf(uid gpu.PodUID) (podGroup PodGroup, known bool) {
+	mgr.mu.Lock()
+	defer mgr.mu.Unlock()
+	if m := mgr.members[uid]; m != nil && m.PodGroup != "" {
+		podGroup, known = mgr.podGroups[Key{Namespace: m.Namespace, Name: m.PodGroup, Native: true}]
+	}
+	return podGroup, known
 }
 
 // twoGroups is the problem of a pod with a native group and another one.

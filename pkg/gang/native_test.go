@@ -357,6 +357,28 @@ func TestPodGroups(t *testing.T) {
 	}
 }
 
+// TestPodGroupOf: the PodGroup of a pod is known if it exists, also if annotations name another group.
+func TestPodGroupOf(t *testing.T) {
+	s := newNative(t)
+	p := s.add("g", 1, 16, "t")[0]
+	if podGroup, known := s.manager.PodGroupOf(p.UID); known {
+		t.Errorf("known before it exists: %+v", podGroup)
+	}
+	want := PodGroup{Size: 1, Priority: 7, Together: true}
+	s.manager.SetPodGroup(nativeKey("g"), want, s.now)
+	single := s.create("", 0, 16, "")
+	for _, native := range []bool{true, false} {
+		p.Gang.Native = native
+		s.report(p)
+		if podGroup, known := s.manager.PodGroupOf(p.UID); !known || podGroup != want {
+			t.Errorf("%+v, known: %t", podGroup, known)
+		}
+	}
+	if podGroup, known := s.manager.PodGroupOf(single.UID); known {
+		t.Errorf("of a pod without one: %+v", podGroup)
+	}
+}
+
 // TestPodGroupBasic: pods of a PodGroup with the policy basic are placed like single pods, whatever controls them and whenever the PodGroup
 // appears.
 func TestPodGroupBasic(t *testing.T) {

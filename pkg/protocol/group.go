@@ -194,6 +194,11 @@ func ParsePodGroup(group *schedulingv1beta1.PodGroup) (size int, alone bool, err
 	}
 }
 
+// DisruptedTogether reports whether the pods of the PodGroup may only be disrupted together (spec.disruptionMode).
+func DisruptedTogether(group *schedulingv1beta1.PodGroup) bool {
+	return group.Spec.DisruptionMode != nil && group.Spec.DisruptionMode.All != nil
+}
+
 // groupKeys is one of the two pairs of keys that name a group, with the map in which it counts.
 type groupKeys struct {
 	kind       string

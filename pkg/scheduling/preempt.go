@@ -59,7 +59,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	}
 	limited, cancel := s.withTimeout(ctx, maxPreempt)
 	defer cancel()
-	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, pod, s.Clock.Now()).Victims(limited, proposed)
+	answer, undecided := eviction.NewSurvey(s.ledger, s.cache, s.groups.manager.PodGroupOf, pod, s.Clock.Now()).Victims(limited, proposed)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
