@@ -139,6 +139,24 @@ func TestNativeGroups(t *testing.T) {
 		f.waitBound(map[string]int{"train": 2})
 	})
 
+	t.Run("a pod preempts none of a group on several nodes whose pods are disrupted together", func(t *testing.T) {
+		f := newFixture(t, c, 1, 1)
+		f.createPodGroup("train", 2, func(group *schedulingv1beta1.PodGroup) {
+			group.Spec.DisruptionMode = &schedulingv1beta1.DisruptionMode{All: &schedulingv1beta1.AllDisruptionMode{}}
+		})
+		f.Create(f.nativeMembers("train", 2, card)...)
+		f.waitBound(map[string]int{"train": 2})
+		f.AddNodes(f.node(2, 1))
+		f.Place(f.Pod("low", card))
+		f.Create(f.Pod("high", card).PriorityClass(c.PriorityClass(t, 1000)))
+		f.WaitPod("low", "is preempted", func(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil })
+		f.Delete("low") // No kubelet ends it.
+		f.waitBound(map[string]int{"": 1, "train": 2})
+		f.waitPods("the group stays", func(pods []corev1.Pod) bool {
+			return !slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
+		})
+	})
+
 	t.Run("the extender or kube-scheduler is killed", func(t *testing.T) {
 		f := newFixture(t, c, 4, 4)
 		for i, restart := range []func() error{
