@@ -53,12 +53,12 @@ func (mgr *Manager) Startable(key Key, now time.Time) (s Startable) {
 
 // Surplus returns the bound members without which each running run of the group still has its number of members: of each run the latest bound
 // ones. Of a group whose members are placed alone these are all. If members disagree about the number, the smallest one counts. While this process
-// doesn't lead, it returns none.
+// doesn't lead, it returns none, nor does it of a PodGroup whose pods may only be disrupted together.
 func (mgr *Manager) Surplus(key Key) (surplus []gpu.PodUID) {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	g := mgr.groups[key]
-	if g == nil || !mgr.leading {
+	if g == nil || !mgr.leading || mgr.podGroups[key].Together {
 		return nil
 	}
 	for _, r := range g.runs {

@@ -34,3 +34,18 @@ func TestSurplus(t *testing.T) {
 		})
 	}
 }
+
+// TestSurplusOfPodGroup: pods that may only be disrupted together aren't surplus.
+func TestSurplusOfPodGroup(t *testing.T) {
+	key := Key{Name: "job", Native: true}
+	ofPodGroup := func(m *Member) { m.Gang, m.PodGroup = key, key.Name }
+	for together, want := range map[bool][]gpu.PodUID{false: {"b"}, true: nil} {
+		mgr := newManager(t)
+		mgr.ServePodGroups()
+		mgr.SetPodGroup(key, PodGroup{Size: 1, Together: together}, begin)
+		mgr.SetMember(newMember("a", 0, ofPodGroup, inRun("x", 5), marked), begin)
+		mgr.SetMember(newMember("b", 0, ofPodGroup, inRun("x", 9), marked), begin)
+		mgr.StartLeading(begin)
+		check.Equal(t, "surplus members", want, mgr.Surplus(key))
+	}
+}
