@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,19 +12,13 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// ErrNoRoom is wrapped by NoRoomError.
-var ErrNoRoom = errors.New("no room")
-
-// NoRoomError is returned if a pod doesn't fit a node. It wraps ErrNoRoom.
+// NoRoomError is returned if a pod doesn't fit a node.
 type NoRoomError struct {
 	Node   string
 	Reason reasons.Reason
 }
 
 func (e *NoRoomError) Error() string { return fmt.Sprintf("node %s: %s", e.Node, e.Reason.Text()) }
-
-// Unwrap returns ErrNoRoom.
-func (e *NoRoomError) Unwrap() error { return ErrNoRoom }
 
 // State is the state of an allocation.
 type State int

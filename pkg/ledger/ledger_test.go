@@ -20,8 +20,8 @@ func TestNoRoomError(t *testing.T) {
 	f := newFixture(t, spec(16, 16))
 	f.reserve("n1", pod("a", 10), pod("b", 10))
 	_, err := f.Reserve("n1", pod("c", 8), placement.Binpack, at)
-	if !errors.Is(err, ledger.ErrNoRoom) {
-		t.Fatalf("got %v, want ErrNoRoom", err)
+	if _, is := errors.AsType[*ledger.NoRoomError](err); !is {
+		t.Fatalf("got %v, want a NoRoomError", err)
 	}
 	expect(t, "text", "node n1: no GPU card has enough free memory, though the node's cards together have", err.Error())
 }

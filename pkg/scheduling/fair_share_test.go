@@ -148,7 +148,7 @@ func TestFairSharePlaceLost(t *testing.T) {
 			f.passUntilOpened("p")
 			f.want(pod, "assumed n2 card 0")
 			tc.lost(f)
-			if err := f.Bind(t.Context(), request(pod, "n2")); errors.Is(err, ledger.ErrNoRoom) != (tc.want == "none") {
+			if err := f.Bind(t.Context(), request(pod, "n2")); noRoom(err) != (tc.want == "none") {
 				t.Errorf("the bind returns %v", err)
 			}
 			f.want(pod, tc.want)

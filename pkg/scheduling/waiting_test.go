@@ -1,7 +1,6 @@
 package scheduling
 
 import (
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
@@ -47,7 +45,7 @@ func TestResourcesAreKept(t *testing.T) {
 		}
 		wantFilter("a pod that comes later", small, reasons.ResourcesReserved)
 		wantFilter("a pod of higher priority", higher, reasons.Fits)
-		if err := f.bind(small); !errors.Is(err, ledger.ErrNoRoom) {
+		if err := f.bind(small); !noRoom(err) {
 			t.Errorf("bind: %v", err)
 		}
 		victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-later"}}}
