@@ -17,9 +17,9 @@ type Availability struct {
 	Allocations []Allocation
 }
 
-// Availability returns a node as the pod sees it without the awaited reservations of the items in unseen, which can be nil. With these reservations, it
+// Availability returns a node as the pod sees it without the awaited reservations of the items in ignored, which can be nil. With these reservations, it
 // returns Fits, or the reason why the pod doesn't fit the node.
-func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) (Availability, reasons.Reason) {
+func (l *Ledger) Availability(name string, pod gpu.Pod, ignored map[string]bool) (Availability, reasons.Reason) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n, a := l.nodes[name], l.asker(&pod, nil)
@@ -27,7 +27,7 @@ func (l *Ledger) Availability(name string, pod gpu.Pod, unseen map[string]bool) 
 	if n.shareable() != reasons.Fits {
 		return Availability{}, reason
 	}
-	a.ignored = unseen
+	a.ignored = ignored
 	return Availability{Cards: slices.Clone(l.cardsFor(n, &a)), Allocations: n.copyAllocations()}, reason
 }
 

@@ -36,8 +36,8 @@ type asker struct {
 }
 
 // asker returns the pod as an asker. The caller holds the lock.
-func (l *Ledger) asker(pod *gpu.Pod, unseen map[string]bool) asker {
-	return asker{pod, pod.Demand(), l.nodeOf[pod.UID], l.reservations.of(pod.UID), unseen}
+func (l *Ledger) asker(pod *gpu.Pod, ignored map[string]bool) asker {
+	return asker{pod, pod.Demand(), l.nodeOf[pod.UID], l.reservations.of(pod.UID), ignored}
 }
 
 // FirstFit returns the first of the named nodes that the pod fits, also by what the node has free besides GPU memory. A pod with an allocation
@@ -55,15 +55,15 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 }
 
 // FitsResources reports whether the pods of an item fit the node together, beside what is reserved there for others, once the pods in gone have ended:
-// by all resources but GPU memory. The awaited reservations of the items in unseen, which can be nil, don't count.
-func (l *Ledger) FitsResources(name string, pods []gpu.Pod, gone []gpu.PodUID, unseen map[string]bool) bool {
+// by all resources but GPU memory. The awaited reservations of the items in ignored, which can be nil, don't count.
+func (l *Ledger) FitsResources(name string, pods []gpu.Pod, gone []gpu.PodUID, ignored map[string]bool) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
 	if n == nil || l.resources == nil {
 		return true
 	}
-	_, q := l.askTogether(n, pods, unseen)
+	_, q := l.askTogether(n, pods, ignored)
 	q.Ending = distinct(append(q.Ending, gone...))
 	return l.resourcesFit(q)
 }
@@ -259,9 +259,9 @@ func (l *Ledger) hasResourcesNow(n *node, a *asker) bool {
 }
 
 // askTogether is queryBeside for the pods of an item. The asker is the one that sees the most as used.
-func (l *Ledger) askTogether(n *node, pods []gpu.Pod, unseen map[string]bool) (asker, ResourceQuery) {
+func (l *Ledger) askTogether(n *node, pods []gpu.Pod, ignored map[string]bool) (asker, ResourceQuery) {
 	lowest := slices.MinFunc(pods, func(a, b gpu.Pod) int { return cmp.Compare(a.Priority, b.Priority) })
-	a := l.asker(&lowest, unseen)
+	a := l.asker(&lowest, ignored)
 	q := l.queryBeside(n, &a)
 	q.Pods = nil
 	for i := range pods {

@@ -14,8 +14,8 @@ type rankings struct {
 	ledger *Ledger
 	// kind returns the kind of a pod, for views by cost; nil if none is by cost.
 	kind func(*gpu.Pod) int
-	// unseen is View.Unseen.
-	unseen map[string]bool
+	// ignored is View.Ignored.
+	ignored map[string]bool
 	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
 	// placeOn places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
@@ -89,7 +89,7 @@ const maxRankings = 64
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	a := r.ledger.asker(&request.Pod, r.unseen)
+	a := r.ledger.asker(&request.Pod, r.ignored)
 	a.own[Nominated] = nil
 	key := rankingKey{list: keyOf(request.Nodes), kind: noKind, demand: a.demand, priority: a.pod.Priority, own: a.own}
 	if r.kind != nil {

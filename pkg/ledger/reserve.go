@@ -270,7 +270,7 @@ func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Place
 // rankingsBy returns rankings by the view. placeOn is rankings.placeOn.
 func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
-		ledger: l, unseen: view.Ignored, placeOn: placeOn,
+		ledger: l, ignored: view.Ignored, placeOn: placeOn,
 		kind: func(pod *gpu.Pod) int {
 			kind, _ := l.kindOf(&view, pod)
 			return kind
