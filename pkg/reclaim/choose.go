@@ -2,6 +2,7 @@ package reclaim
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -28,9 +29,8 @@ func Choose(need Need, cluster Cluster) (Plan, bool) {
 
 // serve makes room for all pods of an item, or for none.
 func (t *trial) serve(item int) {
-	before := len(t.evicted)
-	for i, pod := range t.need.Items[item].Pods {
-		if t.placeSomewhere(item, i) {
+	for _, pod := range t.need.Items[item].Pods {
+		if t.placeSomewhere(item) {
 			continue
 		}
 		best := t.cheapest(pod)
@@ -40,10 +40,13 @@ func (t *trial) serve(item int) {
 				t.itemOf[v] = item
 			}
 		}
-		if best == nil || !t.place(item, i, best.node) {
+		if best == nil || !t.place(item, best.node) {
 			t.unplace(item)
-			for _, v := range slices.Clone(t.evicted[before:]) {
-				t.restore(v)
+			for v, of := range t.itemOf {
+				if of == item {
+					t.restore(v)
+					delete(t.itemOf, v)
+				}
 			}
 			return
 		}
@@ -58,17 +61,14 @@ type trial struct {
 	// with the newest candidate first.
 	on    map[string][]int
 	order []string
-	// memory is the memory of each candidate.
-	memory []gpu.Memory
 	// gone are the pods of the victims so far. lost is the memory of the victims, by tenant.
 	gone map[gpu.PodUID]bool
 	lost map[string]gpu.Memory
 	// ended are the pods of each node that count as gone: those that are being deleted, and those of the victims. placed are the pods with places.
 	ended  map[string][]gpu.PodUID
 	placed map[string][]gpu.Pod
-	// evicted are the victims so far, in order. itemOf is the item for which each was chosen.
-	evicted []int
-	itemOf  map[int]int
+	// itemOf has the victims so far, each with the item for which it was chosen.
+	itemOf map[int]int
 	// places are the places of each item's pods; nil for an item that has none.
 	places [][]Place
 	// steps is how many steps all searches together may still take.
@@ -78,15 +78,13 @@ type trial struct {
 func newTrial(need Need, cluster Cluster) *trial {
 	t := &trial{
 		need: need, cluster: cluster, on: map[string][]int{},
-		memory: make([]gpu.Memory, len(need.Victims)), gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{},
+		gone: map[gpu.PodUID]bool{}, lost: map[string]gpu.Memory{}, ended: map[string][]gpu.PodUID{}, placed: map[string][]gpu.Pod{},
 		itemOf: map[int]int{}, places: make([][]Place, len(need.Items)), steps: maxSteps,
-		ended: map[string][]gpu.PodUID{}, placed: map[string][]gpu.Pod{},
 	}
 	for node, leaving := range cluster.Leaving {
 		t.ended[node] = slices.Clone(leaving)
 	}
 	for i, v := range need.Victims {
-		t.memory[i] = v.Memory()
 		if slices.ContainsFunc(v.Pods, func(p gpu.Pod) bool { _, known := cluster.Places[p.UID]; return !known }) {
 			continue
 		}
@@ -111,27 +109,19 @@ func (t *trial) isGone(v int) bool {
 
 // mayEvict reports whether the candidate may be evicted in addition to the victims so far.
 func (t *trial) mayEvict(v int) bool {
-	if tenant := t.need.Victims[v].Tenant; t.isGone(v) || t.lost[tenant].Add(t.memory[v]) > t.need.Tenants[tenant].Excess {
+	if t.isGone(v) {
 		return false
 	}
-	var uses map[int]int
-	for _, p := range t.need.Victims[v].Pods {
-		for _, budget := range t.cluster.Budgets[p.UID] {
-			if uses == nil {
-				uses = map[int]int{}
-			}
-			uses[budget]++
-			if uses[budget] > t.cluster.Allowed[budget] {
-				return false
-			}
-		}
-	}
-	return true
+	t.count(v, -1)
+	defer t.count(v, 1)
+	victim := t.need.Victims[v]
+	return t.lost[victim.Tenant] <= t.need.Tenants[victim.Tenant].Excess && !slices.ContainsFunc(victim.Pods, func(p gpu.Pod) bool {
+		return slices.ContainsFunc(t.cluster.Budgets[p.UID], func(budget int) bool { return t.cluster.Allowed[budget] < 0 })
+	})
 }
 
 // evict makes the candidate a victim.
 func (t *trial) evict(v int) {
-	t.evicted = append(t.evicted, v)
 	t.count(v, -1)
 	for _, p := range t.need.Victims[v].Pods {
 		place := t.cluster.Places[p.UID]
@@ -142,7 +132,6 @@ func (t *trial) evict(v int) {
 
 // restore undoes evict. It reports whether the candidate's places are still free.
 func (t *trial) restore(v int) (fits bool) {
-	t.evicted = slices.DeleteFunc(t.evicted, func(e int) bool { return e == v })
 	t.count(v, 1)
 	fits = true
 	for _, p := range t.need.Victims[v].Pods {
@@ -162,8 +151,9 @@ func (t *trial) restore(v int) (fits bool) {
 
 // count updates what may still be evicted: sign is -1 when the candidate becomes a victim, and 1 when it is restored.
 func (t *trial) count(v, sign int) {
-	t.lost[t.need.Victims[v].Tenant] -= gpu.Memory(sign) * t.memory[v]
-	for _, p := range t.need.Victims[v].Pods {
+	victim := t.need.Victims[v]
+	t.lost[victim.Tenant] -= gpu.Memory(sign) * victim.Memory()
+	for _, p := range victim.Pods {
 		t.gone[p.UID] = sign < 0
 		for _, budget := range t.cluster.Budgets[p.UID] {
 			t.cluster.Allowed[budget] += sign
@@ -171,27 +161,35 @@ func (t *trial) count(v, sign int) {
 	}
 }
 
-// placeSomewhere gives a pod of an item a place on the first node that has room, and reports whether one has.
-func (t *trial) placeSomewhere(item, i int) bool {
-	return slices.ContainsFunc(t.need.Items[item].Pods[i].Nodes, func(node string) bool { return t.place(item, i, node) })
+// placeSomewhere gives the next pod of an item a place on the first node that has room, and reports whether one has.
+func (t *trial) placeSomewhere(item int) bool {
+	return slices.ContainsFunc(t.next(item).Nodes, func(node string) bool { return t.place(item, node) })
 }
+
+// next returns the first pod of an item that has no place.
+func (t *trial) next(item int) Pod { return t.need.Items[item].Pods[len(t.places[item])] }
 
 // fitsResources reports whether the node has CPU and all other resources for the pods that have places there, and these.
 func (t *trial) fitsResources(node string, pods ...gpu.Pod) bool {
 	return t.cluster.FitsResources(node, append(pods, t.placed[node]...), t.ended[node])
 }
 
-// place gives the pod a place on the node, if the node has room. The pods before it in the item must have their places.
-func (t *trial) place(item, i int, node string) bool {
-	pod := t.need.Items[item].Pods[i]
+// place gives the next pod of an item a place on the node, if the node has room.
+func (t *trial) place(item int, node string) bool {
+	pod := t.next(item).Pod
 	where, reason := placement.Place(placement.Expected, t.cluster.Cards[node], pod.Demand())
-	if reason != reasons.Fits || !t.fitsResources(node, pod.Pod) {
+	if reason != reasons.Fits || !t.fitsResources(node, pod) {
 		return false
 	}
-	placement.Use(t.cluster.Cards[node], where)
-	t.placed[node] = append(t.placed[node], pod.Pod)
-	t.places[item] = append(t.places[item], Place{node, where})
+	t.take(item, Place{node, where})
 	return true
+}
+
+// take gives the next pod of an item the place.
+func (t *trial) take(item int, place Place) {
+	placement.Use(t.cluster.Cards[place.Node], place.On)
+	t.placed[place.Node] = append(t.placed[place.Node], t.next(item).Pod)
+	t.places[item] = append(t.places[item], place)
 }
 
 // unplace removes the places of an item's pods, and returns them.
@@ -206,36 +204,31 @@ func (t *trial) unplace(item int) []Place {
 	return former
 }
 
-// placeAgain undoes unplace.
-func (t *trial) placeAgain(item int, places []Place) {
-	t.places[item] = places
-	for i, place := range places {
-		t.placed[place.Node] = append(t.placed[place.Node], t.need.Items[item].Pods[i].Pod)
-		placement.Use(t.cluster.Cards[place.Node], place.On)
-	}
-}
-
 // dropUnneeded drops each victim without which its item still fits. It tries the victims with the most memory first, and of equal ones the
 // oldest.
 func (t *trial) dropUnneeded() {
-	order := slices.Sorted(slices.Values(t.evicted))
+	order := slices.Sorted(maps.Keys(t.itemOf))
 	slices.Reverse(order)
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.memory[b], t.memory[a]) })
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.need.Victims[b].Memory(), t.need.Victims[a].Memory()) })
 	for _, v := range order {
 		item := t.itemOf[v]
 		before := t.unplace(item)
 		if t.restore(v) && t.placeAll(item) {
+			delete(t.itemOf, v)
 			continue
 		}
 		t.unplace(item)
 		t.evict(v)
-		t.placeAgain(item, before)
+		for _, place := range before {
+			t.take(item, place)
+		}
 	}
 }
 
+// placeAll gives each pod of an item a place on the first node that has room, and reports whether all got one.
 func (t *trial) placeAll(item int) bool {
-	for i := range t.need.Items[item].Pods {
-		if !t.placeSomewhere(item, i) {
+	for range t.need.Items[item].Pods {
+		if !t.placeSomewhere(item) {
 			return false
 		}
 	}
@@ -244,7 +237,7 @@ func (t *trial) placeAll(item int) bool {
 
 func (t *trial) plan() (out Plan) {
 	awaited := map[string][]gpu.PodUID{}
-	for _, v := range slices.Sorted(slices.Values(t.evicted)) {
+	for _, v := range slices.Sorted(maps.Keys(t.itemOf)) {
 		victim := t.need.Victims[v]
 		out.Victims = append(out.Victims, Eviction{victim, t.need.Items[t.itemOf[v]]})
 		for _, p := range victim.Pods {

@@ -15,6 +15,9 @@ const (
 	maxStepsOnCards = 1000
 )
 
+// This file finds the cheapest victims for one pod: on each node (cheapest), there on each card or on several cards (cheapestOn), and among the
+// candidates that have memory on these cards (decide).
+
 // victimSet is a set of victims that makes room for a pod on a node, with its cost.
 type victimSet struct {
 	node    string
@@ -24,19 +27,18 @@ type victimSet struct {
 	oldest time.Time
 }
 
-// compare returns a negative number if o costs less than other, and a positive one if it costs more.
-func (o *victimSet) compare(other *victimSet) int {
-	return cmp.Or(cmp.Compare(o.memory, other.memory), other.oldest.Compare(o.oldest), cmp.Compare(len(o.victims), len(other.victims)))
+// compare returns a negative number if s costs less than o, and a positive one if it costs more.
+func (s *victimSet) compare(o *victimSet) int {
+	return cmp.Or(cmp.Compare(s.memory, o.memory), o.oldest.Compare(s.oldest), cmp.Compare(len(s.victims), len(o.victims)))
 }
 
-// undercuts reports whether o is cheaper than every option that evicts at least this memory and whose oldest victim started no later than
-// newest. This is true if memory is more than o's, or if both are equal and o's oldest victim started after newest. A nil o undercuts
-// nothing.
-func (o *victimSet) undercuts(memory gpu.Memory, newest time.Time) bool {
-	return o != nil && (memory > o.memory || memory == o.memory && newest.Before(o.oldest))
+// undercuts reports whether s is cheaper than every set that has at least this memory and whose oldest victim started no later than newest. This is
+// true if memory is more than that of s, or if both are equal and the oldest victim of s started after newest. A nil s undercuts nothing.
+func (s *victimSet) undercuts(memory gpu.Memory, newest time.Time) bool {
+	return s != nil && (memory > s.memory || memory == s.memory && newest.Before(s.oldest))
 }
 
-// cheapest returns the option for the pod with the least cost; nil if there is none.
+// cheapest returns the cheapest victims for the pod; nil if there are none.
 func (t *trial) cheapest(pod Pod) (best *victimSet) {
 	for _, node := range t.order {
 		if _, usable := slices.BinarySearch(pod.Nodes, node); usable && t.steps > 0 {
@@ -46,60 +48,52 @@ func (t *trial) cheapest(pod Pod) (best *victimSet) {
 	return best
 }
 
-// cheapestOn returns the cheapest option on the node if it costs less than best, otherwise best. For a demand of several cards it considers
+// cheapestOn returns the cheapest victims on the node if they cost less than best, otherwise best. For a demand of several cards it considers
 // only the set of cards that are the cheapest to free one by one.
 func (t *trial) cheapestOn(node string, pod *gpu.Pod, best *victimSet) *victimSet {
-	type freeable struct {
-		card   int
-		option *victimSet
-	}
-	var cards []freeable
 	demand := pod.Demand()
 	one := demand
 	one.Cards = 1
 	newest := t.need.Victims[t.on[node][0]].Started
-	all := t.cluster.Cards[node]
-	for i := range all {
-		c := &all[i]
-		if c.Unhealthy || c.Lacks(&one) || c.Memory < one.Memory || demand.Cards == 1 && best.undercuts(one.Memory.Sub(c.Free()), newest) {
-			continue
-		}
-		if demand.Cards == 1 {
+	var cards []int // Those that can be freed for a part of the demand, with the victims of each.
+	sets := map[int]*victimSet{}
+	for i := range t.cluster.Cards[node] {
+		switch c := &t.cluster.Cards[node][i]; {
+		case c.Unhealthy, c.Lacks(&one), c.Memory < one.Memory:
+		case demand.Cards > 1:
+			if sets[i] = t.search(node, nil, []int{i}, &one, nil); sets[i] != nil {
+				cards = append(cards, i)
+			}
+		case !best.undercuts(one.Memory.Sub(c.Free()), newest):
 			best = t.search(node, pod, []int{i}, &demand, best)
-		} else if o := t.search(node, nil, []int{i}, &one, nil); o != nil {
-			cards = append(cards, freeable{i, o})
 		}
 	}
 	if demand.Cards == 1 || len(cards) < demand.Cards {
 		return best
 	}
-	slices.SortStableFunc(cards, func(a, b freeable) int { return a.option.compare(b.option) })
-	positions := make([]int, demand.Cards)
-	for i := range positions {
-		positions[i] = cards[i].card
-	}
-	return t.search(node, pod, positions, &demand, best)
+	slices.SortStableFunc(cards, func(a, b int) int { return sets[a].compare(sets[b]) })
+	return t.search(node, pod, cards[:demand.Cards], &demand, best)
 }
 
-// search finds the cheapest option on a set of cards by branch and bound. It takes one candidate after the other, the newest first, and tries
-// to evict it and to keep it.
+// search finds the cheapest victims on a set of cards by branch and bound: it takes one candidate after the other, the newest first, and tries to evict
+// it, and to keep it.
 type search struct {
 	*trial
 	node   string
 	pod    *gpu.Pod
 	cards  []int
 	demand *gpu.Demand
+	// pool are the candidates with memory on the cards. shares is what each of them has on the first card.
 	pool   []int
-	// shares is the memory that each of them has on the first card.
 	shares []gpu.Memory
 	steps  int
 	best   *victimSet
-	// chosen are the victims so far, the newest first, and memory is the memory of these victims.
+	// chosen are the victims so far, the newest first, and memory is what they have.
 	chosen []int
 	memory gpu.Memory
 }
 
-// search returns the cheapest option on the cards if it costs less than best, otherwise best. cards are positions. If pod is nil, only the
+// search returns the cheapest victims on the cards if they cost less than best, otherwise best. cards are positions. If pod is nil, only the
 // cards count, not the other resources.
 func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Demand, best *victimSet) *victimSet {
 	s := &search{trial: t, node: node, pod: pod, cards: cards, demand: demand, best: best, steps: maxStepsOnCards}
@@ -132,7 +126,7 @@ func (t *trial) search(node string, pod *gpu.Pod, cards []int, demand *gpu.Deman
 	return s.best
 }
 
-// decide tries the candidates from position i on.
+// decide decides about the candidates from position i on. It gives up where no better victims can follow.
 func (s *search) decide(i int) {
 	s.steps--
 	s.trial.steps--
@@ -141,27 +135,27 @@ func (s *search) decide(i int) {
 		return
 	}
 	first := &s.cluster.Cards[s.node][s.cards[0]]
+	lacks := max(s.demand.Memory.Sub(first.Free()), 1) // At least one more victim is needed, for another card or resource if not for this card.
 	switch {
 	case i == len(s.pool), s.steps <= 0, s.trial.steps <= 0:
 		return
-	case s.best != nil && s.memory >= s.best.memory: // One more victim costs more.
-		return
-	case s.best.undercuts(s.memory.Add(s.demand.Memory.Sub(first.Free())), s.need.Victims[s.pool[i]].Started):
+	case s.best.undercuts(s.memory.Add(lacks), s.need.Victims[s.pool[i]].Started):
 		return
 	case first.Memory.Sub(s.demand.Memory) < first.Used.Sub(s.freeable(i)): // All remaining candidates together don't free enough.
 		return
 	}
 	if v := s.pool[i]; s.mayEvict(v) {
+		memory := s.need.Victims[v].Memory()
 		s.evict(v)
-		s.chosen, s.memory = append(s.chosen, v), s.memory+s.trial.memory[v]
+		s.chosen, s.memory = append(s.chosen, v), s.memory+memory
 		s.decide(i + 1)
-		s.chosen, s.memory = s.chosen[:len(s.chosen)-1], s.memory-s.trial.memory[v]
+		s.chosen, s.memory = s.chosen[:len(s.chosen)-1], s.memory-memory
 		s.restore(v)
 	}
 	s.decide(i + 1)
 }
 
-// freeable returns the memory on the first card that the candidates from position i on have and their tenants can lose beside the victims so far.
+// freeable returns what the candidates from position i on have on the first card, as far as their tenants can lose it beside the victims so far.
 func (s *search) freeable(i int) (sum gpu.Memory) {
 	of := map[string]gpu.Memory{}
 	for j, v := range s.pool[i:] {
@@ -184,7 +178,7 @@ func (s *search) fits() bool {
 	return s.pod == nil || s.fitsResources(s.node, *s.pod)
 }
 
-// record makes the victims so far the best option, if they cost less than it.
+// record makes the victims so far the best ones, if they cost less than these.
 func (s *search) record() {
 	found := &victimSet{node: s.node, victims: slices.Clone(s.chosen), memory: s.memory}
 	if n := len(s.chosen); n > 0 {
