@@ -115,7 +115,7 @@ type Manager struct {
 	// changed is true if a pod or a tenant changed since.
 	rounds     uint64
 	roundAt    time.Time
-	unfinished map[string]unfinished
+	unfinished map[string]*searches
 	changed    bool
 	// checked is when dueStandings last did something.
 	checked  time.Time
@@ -128,7 +128,7 @@ func New(o Options) *Manager {
 		Options: o, namespaces: map[string]Namespace{},
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
-		items: map[string]*item{}, kinds: map[unique.Handle[string]]*kind{}, reclaims: newReclaims(),
+		items: map[string]*item{}, kinds: map[unique.Handle[string]]*kind{}, unfinished: map[string]*searches{}, reclaims: newReclaims(),
 	}
 }
 

@@ -14,68 +14,90 @@ import (
 // that many of them take no longer, and all others together have twice as many.
 const maxSearches = 16
 
-// try reserves places for the pods of an item. awaits is true if it has an awaited reservation. try returns nil if the pods don't fit now.
+// try reserves places for the pods of an item, and returns nil if they don't fit now. awaits is true if it has an awaited reservation. Since all nodes were
+// tried for its kind, only the freed nodes can have got room, and those on which memory is kept for its tenant:
+//
+//	the item is                            it is tried on
+//	due, and all nodes may be tried        all nodes
+//	due, of a kind that was never tried    none; it stays due
+//	due, another pod                       the freed nodes; it stays due
+//	due, another group                     none; it stays due
+//	not due, a pod                         the freed nodes
+//	not due, a group                       none
+//
+// A group is due at once if one of its pods can use a freed node: the others may fit elsewhere.
 func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 	m, k, own := r.m, it.kind, r.m.keptFor(it.Tenant)
 	if k.failedIn == r.number && !awaits && len(own) == 0 {
 		return nil // There can be thousands of these.
 	}
-	nodes, unseen := r.freed, r.unseen
+	freed, ignored := r.freed, r.ignored
 	if len(own) > 0 {
-		nodes, unseen = slices.Clone(nodes), maps.Clone(unseen)
+		freed, ignored = slices.Clone(freed), maps.Clone(ignored)
 		for _, k := range own {
-			nodes = append(nodes, k.Node)
-			unseen[k.id()] = true
+			freed = append(freed, k.Node)
+			ignored[k.id()] = true
 		}
-		nodes = sorted(nodes)
+		freed = sorted(freed)
 	}
-	var requests []ledger.Request
-	due := k.isDue(m.now)
-	search := due && r.maySearch(it)
-	if !search && (!due || k.searchedIn > 0) { // Since the latest attempt, only these nodes can have got room.
-		requests = m.requestsOn(it, nodes)
-		if len(it.pods) > 1 && len(requests) > 0 { // Some of the pods may fit elsewhere.
-			due, search = true, r.maySearch(it)
-		}
-	}
-	switch {
-	case search:
-		requests = m.requests(it)
+	isGroup := len(it.pods) > 1
+	switch due := k.isDue(m.now) || isGroup && len(m.requestsOn(it, freed)) > 0; {
+	case due && r.maySearch(it):
+		return r.tryAll(it, ignored)
 	case due:
 		k.retryAt = time.Time{}
-		if len(it.pods) > 1 || k.searchedIn == 0 {
+		if isGroup || k.searchedIn == 0 {
 			return nil
 		}
+	case isGroup:
+		freed = nil
 	}
-	if len(requests) > 0 {
-		view := m.View // Pods avoid the tentative placements of others, because those would be rejected at their binds.
-		view.TentativeAt, view.Ignored = m.now, unseen
-		if places, _ := m.Ledger.ReserveAll(requests, nil, view, m.now); places != nil {
+	return r.tryOn(it, freed, ignored)
+}
+
+// tryAll tries all nodes.
+func (r *round) tryAll(it *item, ignored map[string]bool) []ledger.ChosenNode {
+	requests := r.m.requests(it)
+	places := r.reserve(requests, ignored)
+	if places == nil {
+		r.countSearch(it.Tenant)
+		it.kind.failedIn, it.kind.searchedIn = r.number, r.number
+		it.kind.failEverywhere(r.m.Ledger.FitsEmpty(requests), r.m.now)
+	}
+	return places
+}
+
+// tryOn tries those of the nodes that the item can use.
+func (r *round) tryOn(it *item, nodes []string, ignored map[string]bool) []ledger.ChosenNode {
+	if requests := r.m.requestsOn(it, nodes); len(requests) > 0 {
+		if places := r.reserve(requests, ignored); places != nil {
 			return places
 		}
+		if it.kind.obstacle == reasons.ObstacleNeverFits && r.m.Ledger.FitsEmpty(requests) {
+			it.kind.obstacle = reasons.ObstacleNoRoom
+		}
 	}
-	k.failedIn = r.number
-	switch {
-	case search:
-		r.countSearch(it.Tenant)
-		k.searchedIn = r.number
-		k.failEverywhere(m.Ledger.FitsEmpty(requests), m.now)
-	case k.obstacle == reasons.ObstacleNeverFits && len(requests) > 0 && m.Ledger.FitsEmpty(requests):
-		k.obstacle = reasons.ObstacleNoRoom
-	}
+	it.kind.failedIn = r.number
 	return nil
+}
+
+// reserve reserves places for all requests or for none. Pods avoid the tentative placements of others, because those would be rejected at their binds.
+func (r *round) reserve(requests []ledger.Request, ignored map[string]bool) []ledger.ChosenNode {
+	view := r.m.View
+	view.TentativeAt, view.Ignored = r.m.now, ignored
+	places, _ := r.m.Ledger.ReserveAll(requests, nil, view, r.m.now)
+	return places
 }
 
 // maySearch reports whether all nodes may be tried for the item in this round. If a round can't try all of a tenant's items that are due, the next ones
 // first try those that have not been tried since.
 func (r *round) maySearch(it *item) bool {
-	own := r.tenant(it.Tenant)
-	former, behind := r.m.unfinished[it.Tenant]
-	if behind && it.kind.searchedIn >= former.since {
+	own := r.searchesOf(it.Tenant)
+	switch {
+	case own.isUnfinished() && it.kind.searchedIn >= own.since:
 		return false
-	}
-	if own.waits || behind && own.searches == r.each || !behind && (own.searches == maxSearches || r.searches == 2*maxSearches) {
-		own.unfinished = true
+	case own.left == 0, !own.isUnfinished() && r.left == 0:
+		own.others = true
 		return false
 	}
 	return true
@@ -83,10 +105,19 @@ func (r *round) maySearch(it *item) bool {
 
 // countSearch counts that all nodes were tried for an item of the tenant without success.
 func (r *round) countSearch(tenant string) {
-	r.tenant(tenant).searches++
-	if _, behind := r.m.unfinished[tenant]; !behind {
-		r.searches++
+	own := r.searchesOf(tenant)
+	own.left, own.latest = own.left-1, r.number
+	if !own.isUnfinished() {
+		r.left--
 	}
+}
+
+// searchesOf returns how far the round is with the tenant.
+func (r *round) searchesOf(tenant string) *searches {
+	if r.searches[tenant] == nil {
+		r.searches[tenant] = &searches{left: maxSearches}
+	}
+	return r.searches[tenant]
 }
 
 // requests returns what the ledger must place, on all nodes.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/ledger"
 )
 
@@ -22,44 +23,33 @@ type round struct {
 	freed []string
 	// open counts the granted pods of each tenant that aren't bound yet.
 	open map[string]int
-	// awaiting are the IDs of the items that have awaited reservations, with their tenants. unseen are those whose tenants have not had their turn:
-	// their reservations don't count for the items that have their turn before.
-	awaiting map[string]string
-	unseen   map[string]bool
-	tenants  map[string]*tenantRound
-	// searches counts the items of tenants that aren't unfinished for which all nodes were tried without success. each is the limit of one unfinished
-	// tenant.
-	searches, each int
+	// ignored are the IDs of the items with awaited reservations whose tenants have not had their turn: these reservations don't count for the items
+	// that have their turn before.
+	ignored map[string]bool
+	// searches are those of each tenant with items that are due. left is for how many items of tenants that aren't unfinished all nodes may still be
+	// tried without success.
+	searches map[string]*searches
+	left     int
 }
 
-// unfinished is how far the rounds are with the items of a tenant that are due.
-type unfinished struct {
-	// since is the number of the first round that has not tried them all, and latest that of the latest one that tried some; 0 if none did.
+// searches is how far a round is with the items of a tenant that are due: those for which all nodes are to be tried. It is kept for the next round if
+// this one could not try them all: then the tenant is unfinished.
+type searches struct {
+	// since is the number of the first round that has not tried them all; 0 if the latest one has. latest is that of the latest one that tried some
+	// without success; 0 if none did.
 	since, latest uint64
+	// left is for how many items the round may still try all nodes without success. others is true if further ones are due.
+	left   int
+	others bool
 }
+
+// isUnfinished reports whether former rounds could not try all items of the tenant that were due.
+func (s *searches) isUnfinished() bool { return s.since > 0 }
 
 // sorted sorts the nodes, and drops those that are listed twice: of equally good nodes the ledger takes the first.
 func sorted(nodes []string) []string {
 	slices.Sort(nodes)
 	return slices.Compact(nodes)
-}
-
-// tenantRound is what a round knows of a tenant.
-type tenantRound struct {
-	// searches counts the items for which all nodes were tried without success. unfinished is true if others were due. waits is true if other tenants
-	// come first.
-	searches          int
-	unfinished, waits bool
-}
-
-// tenant returns what the round knows of the tenant.
-func (r *round) tenant(name string) *tenantRound {
-	own := r.tenants[name]
-	if own == nil {
-		own = &tenantRound{}
-		r.tenants[name] = own
-	}
-	return own
 }
 
 // makeRound grants what fits, in the order of the queue.
@@ -69,41 +59,36 @@ func (m *Manager) makeRound(freed []string) {
 	m.keepEnded()
 	r := m.newRound(freed)
 	r.grantInOrder()
-	former := m.unfinished
-	m.unfinished = map[string]unfinished{}
-	for name, own := range r.tenants {
-		if !own.unfinished {
-			continue
+	m.unfinished = r.searches
+	for name, own := range m.unfinished {
+		if !own.others {
+			delete(m.unfinished, name)
 		}
-		progress := former[name]
-		progress.since = cmp.Or(progress.since, r.number)
-		if own.searches > 0 {
-			progress.latest = r.number
-		}
-		m.unfinished[name] = progress
+		own.since = cmp.Or(own.since, r.number)
 	}
 }
 
 func (m *Manager) newRound(freed []string) *round {
 	m.rounds, m.roundAt, m.changed = m.rounds+1, m.now, false
 	r := &round{
-		m: m, number: m.rounds, freed: sorted(freed),
-		open: map[string]int{}, awaiting: map[string]string{}, unseen: map[string]bool{}, tenants: map[string]*tenantRound{},
+		m: m, number: m.rounds, freed: sorted(freed), open: map[string]int{}, ignored: map[string]bool{}, searches: m.unfinished, left: 2 * maxSearches,
 	}
 	names := slices.SortedFunc(maps.Keys(m.unfinished), func(a, b string) int {
 		return cmp.Or(cmp.Compare(m.unfinished[a].latest, m.unfinished[b].latest), strings.Compare(a, b))
 	})
-	first := min(len(names), maxSearches) // Those whose latest search is the oldest.
-	for _, name := range names[first:] {
-		r.tenant(name).waits = true
+	for i, name := range names { // Those whose latest search is the oldest share a number, the others wait.
+		own := m.unfinished[name]
+		own.left, own.others = 0, false
+		if i < maxSearches {
+			own.left = maxSearches / min(len(names), maxSearches)
+		}
 	}
-	r.each = maxSearches / max(first, 1)
 	for _, p := range m.charged {
 		r.open[p.countedFor]++
 	}
 	for _, id := range m.Ledger.AwaitedItems() {
-		if it := m.items[id]; it != nil {
-			r.awaiting[id], r.unseen[id] = it.Tenant, true
+		if m.items[id] != nil {
+			r.ignored[id] = true
 		}
 	}
 	return r
@@ -111,41 +96,35 @@ func (m *Manager) newRound(freed []string) *round {
 
 // grantInOrder offers the items in the order of the queue.
 func (r *round) grantInOrder() {
-	turns := r.m.queue.Round()
-	for next, more := turns.Next(); more; next, more = turns.Next() {
+	r.m.queue.Round(func(next fairshare.Item) fairshare.Outcome {
 		it := next.Value.(*item)
 		if !r.mayGrant(it.Tenant) { // kube-scheduler must bind others first.
-			for id, tenant := range r.awaiting {
-				if tenant == it.Tenant {
-					delete(r.unseen, id)
-				}
-			}
+			maps.DeleteFunc(r.ignored, func(id string, _ bool) bool { return r.m.items[id].Tenant == it.Tenant })
 			for _, node := range r.freed { // Later rounds try the tenant's items there.
 				r.m.freed.add(node)
 			}
-			turns.Leave()
-			continue
+			return fairshare.TenantPassed
 		}
 		places := r.offer(it)
 		if places == nil {
-			turns.Pass()
-			continue
+			return fairshare.Passed
 		}
-		turns.Grant()
 		r.m.grantItem(it, places)
-		r.open[next.Tenant] += len(it.pods)
-	}
+		r.open[it.Tenant] += len(it.pods)
+		return fairshare.Granted
+	})
 }
 
-// offer gives an item its turn: it reserves places for the pods, if there is room.
+// offer gives an item its turn, unless it pauses: it reserves places for its pods. It returns nil if there is no room. From then on the item's own
+// awaited reservation counts for the items after it, and what was kept for its tenant's next pod has served its purpose.
 func (r *round) offer(it *item) (places []ledger.ChosenNode) {
-	_, awaits := r.awaiting[it.ID]
+	awaits := r.ignored[it.ID]
 	r.m.updatePause(it, awaits)
 	if it.pause == 0 {
 		places = r.try(it, awaits)
 		r.m.nextCame(it.Tenant, places)
 	}
-	delete(r.unseen, it.ID)
+	delete(r.ignored, it.ID)
 	return places
 }
 

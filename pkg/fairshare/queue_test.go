@@ -29,19 +29,15 @@ func item(id string, memory gpu.Memory, priority int32, age int) Item {
 
 // grant grants what fits into the room, and returns the IDs in their order and the room that is left.
 func grant(q *Queue, room gpu.Memory) (granted []string, left gpu.Memory) {
-	for r := q.Round(); ; {
-		next, ok := r.Next()
-		switch {
-		case !ok:
-			return granted, room
-		case next.Memory > room:
-			r.Pass()
-		default:
-			room -= next.Memory
-			granted = append(granted, next.ID)
-			r.Grant()
+	q.Round(func(next Item) Outcome {
+		if next.Memory > room {
+			return Passed
 		}
-	}
+		room -= next.Memory
+		granted = append(granted, next.ID)
+		return Granted
+	})
+	return granted, room
 }
 
 func TestQueue(t *testing.T) {
@@ -133,12 +129,11 @@ func TestQueueLeave(t *testing.T) {
 	for _, id := range []string{"a/1", "a/2", "b/1"} {
 		q.Add(item(id, 1, 0, 0))
 	}
-	r := q.Round()
 	var seen []string
-	for next, ok := r.Next(); ok; next, ok = r.Next() {
+	q.Round(func(next Item) Outcome {
 		seen = append(seen, next.ID)
-		r.Leave()
-	}
+		return TenantPassed
+	})
 	if diff := gocmp.Diff([]string{"a/1", "b/1"}, seen); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
@@ -292,8 +287,8 @@ func TestQueueShares(t *testing.T) {
 			has := q.tenants[c.Name]
 			// In between, a pod that is larger than what is left of a guaranteed amount takes from what is divided by weight.
 			slack := gpu.Memory(largest * (1 + len(claims)))
-			if guaranteed <= total && (has.allocated > shares[i]+slack || len(has.items) > 0 && has.allocated+slack < shares[i]) {
-				t.Fatalf("seed %d: %s has %d, its share is %d", seed, c.Name, has.allocated, shares[i])
+			if guaranteed <= total && (has.Allocated > shares[i]+slack || len(has.Waiting) > 0 && has.Allocated+slack < shares[i]) {
+				t.Fatalf("seed %d: %s has %d, its share is %d", seed, c.Name, has.Allocated, shares[i])
 			}
 		}
 	}
@@ -324,9 +319,6 @@ func BenchmarkRound(b *testing.B) {
 		q.Add(item(fmt.Sprintf("%d/%d", i%50, i), gpu.Memory(1+i%16), int32(i%3), i))
 	}
 	for b.Loop() {
-		r := q.Round()
-		for _, ok := r.Next(); ok; _, ok = r.Next() {
-			r.Pass()
-		}
+		q.Round(func(Item) Outcome { return Passed })
 	}
 }
