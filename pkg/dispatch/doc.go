@@ -17,17 +17,17 @@
 //     of some for an autoscaler, which are chosen once a second (provision.go).
 //  2. A round (makeRound in round.go) makes items of the pods that wait (items.go), offers them in the order of the queue (grantInOrder), reserves
 //     places (reserve.go), and charges the tenants (charges.go).
-//  3. Once a second, with reclaim, takeStandings (status.go, allocated.go) makes a snapshot, from which the shares are computed without the lock
-//     (regions.go). reclaim (reclaim.go) begins to reclaim memory for tenants below their share (starving.go).
+//  3. Once a second, with reclaim, takeStandings (status.go) makes a snapshot, from which the shares are computed without the lock
+//     (regions.go). reclaim (reclaim.go) begins to reclaim memory for tenants below their share.
 //
 // To reclaim memory for a tenant below its share takes these steps. Those that take long run without the lock:
 //
-//  1. beginAttempt (attempt.go), called by Tick, selects items, and requests a Search by Effects.Reclaim.
-//  2. The caller passes Search.Need (search.go, candidates.go) to eviction.Reclaimer.Reclaim.
+//  1. beginAttempt (reclaim.go), called by Tick, selects items, and requests a Search by Effects.Reclaim.
+//  2. The caller passes Search.Need (search.go) to eviction.Reclaimer.Reclaim.
 //  3. It reads the cluster, and reclaim.Choose makes a plan: places for items, and victims.
 //  4. Hold (hold.go) checks the plan against the present state, and makes a hold for each item: the ledger reserves its places.
 //  5. eviction.Executor evicts the victims.
-//  6. Reclaimed (attempt.go) records that the evictions were made. The holds stay.
+//  6. Reclaimed (reclaim.go) records that the evictions were made. The holds stay.
 //  7. Each round grants the items whose places are free now (grantHeld), and once a second the holds end that don't help any more (endLateHolds).
 //
 // The memory of a pod that ended is reserved for its tenant's next pod for a while (kept.go). Items that lack only memory are passed to package queue

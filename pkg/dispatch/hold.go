@@ -53,22 +53,22 @@ func (m *Manager) addHolds(s, present *Search, plan reclaim.Plan, evictable bool
 		return false
 	}
 	holds, wrong := m.newHolds(present, plan)
-	if wrong != "" { // Other tenants need no pause.
+	switch {
+	case wrong != "": // Other tenants need no pause.
 		delete(m.reclaims.pauses, tenantKind{tenant: wrong})
 		m.reclaims.pause(tenantKind{tenant: wrong}, m.now)
-	} else if !evictable {
+	case !evictable:
 		m.reclaims.next = m.now.Add(queue.Retry)
+	default:
+		for _, h := range holds {
+			m.reclaims.holds[h.itemID] = h
+			m.Ledger.AddReservation(h.itemID, h.reservation)
+			m.queue.Charge(h.tenant, h.memory)
+		}
+		return true
 	}
-	if wrong != "" || !evictable { // Something has changed while the plan was made.
-		m.reclaims.search = nil
-		return false
-	}
-	for _, h := range holds {
-		m.reclaims.holds[h.itemID] = h
-		m.Ledger.AddReservation(h.itemID, h.reservation)
-		m.queue.Charge(h.tenant, h.memory)
-	}
-	return true
+	m.reclaims.search = nil // Something has changed while the plan was made.
+	return false
 }
 
 // newHolds returns the holds for the items of a plan. wrong is the tenant of the first item that no longer waits with the same pods and requests; empty

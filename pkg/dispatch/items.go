@@ -96,13 +96,9 @@ func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 		entry.Priority = min(entry.Priority, p.Priority) // As in package gang.
 		entry.Entered = earlier(entry.Entered, p.Created)
 		it.provisioning = earlier(it.provisioning, p.provisioning)
-		if p.failedAt.After(failedAt) {
-			failedAt = p.failedAt
-		}
+		failedAt = later(failedAt, p.failedAt)
 	}
-	if failedAt.After(entry.Entered) {
-		entry.Entered = failedAt // It enters again, behind others of its priority.
-	}
+	entry.Entered = later(entry.Entered, failedAt) // After a failure it enters again, behind others of its priority.
 	it.Item = fairshare.Item{Item: entry, Tenant: m.namespaces[first.Namespace].Tenant, Memory: size.Memory, Value: it}
 	it.profile = queue.Profile{Namespace: first.Namespace, ID: id, ShapeKey: it.kind.shapeKey, Size: size, CompletesGroup: broken}
 	m.items[id] = it
@@ -110,27 +106,21 @@ func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 	return it
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
+func earlier(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{a, b}, time.Time.Compare) }
 
+func later(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
+
+// removeItem removes an item. Its pods, which are in no other one, are in none then.
 func (m *Manager) removeItem(it *item) {
 	for _, p := range it.pods {
-		if p.item == it {
-			p.item = nil
-		}
+		p.item = nil
 	}
-	if m.items[it.ID] == it {
-		it.kind.items--
-		if it.kind.items == 0 {
-			delete(m.kinds, it.kind.key)
-		}
-		delete(m.items, it.ID)
-		m.queue.Remove(it.Item)
+	it.kind.items--
+	if it.kind.items == 0 {
+		delete(m.kinds, it.kind.key)
 	}
+	delete(m.items, it.ID)
+	m.queue.Remove(it.Item)
 }
 
 // gatherGroups makes items of the members that wait: one of those that their group must bind together, and one of each that is

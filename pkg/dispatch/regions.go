@@ -105,8 +105,7 @@ func (m *Manager) setShares(s *standings) {
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
 		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
 	})
-	s.regions = newRegions(constraints, m.Nodes.UsableNodes, m.Ledger.NodeMemory())
-	pools, demands := s.demands()
+	pools, demands := s.demands(newRegions(constraints, m.Nodes.UsableNodes, m.Ledger.NodeMemory()))
 	sharing := make([]fairshare.Tenant, len(s.tenants))
 	for i, t := range s.tenants {
 		sharing[i] = fairshare.Tenant{Terms: t.Terms, Name: t.Name}
@@ -121,8 +120,7 @@ func (m *Manager) setShares(s *standings) {
 
 // demands returns the regions as pools, and the parts of each tenant's demand by class. Memory on nodes that its pods couldn't use now, such as
 // cordoned ones, has a pool and a class of its own.
-func (s *standings) demands() (pools fairshare.Pools, demands [][]gpu.Memory) {
-	r := s.regions
+func (s *standings) demands(r *regions) (pools fairshare.Pools, demands [][]gpu.Memory) {
 	closed, onClosed := len(r.Classes), gpu.Memory(0)
 	position := make(map[string]int, len(s.tenants))
 	demands = make([][]gpu.Memory, len(s.tenants))

@@ -54,8 +54,6 @@ type standings struct {
 	held map[string]gpu.Memory
 	// allocated are the pods that have memory.
 	allocated []*allocatedPod
-	// regions are those for which setShares has computed the shares.
-	regions *regions
 }
 
 // demander identifies the waiting pods of a tenant, by its position, that have the same constraints.
