@@ -25,18 +25,18 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 	}
 	out.Allowed = budgets.allowed
 	var pods []reclaim.Pod
-	unseen := map[string]bool{}
+	ignored := map[string]bool{}
 	for _, item := range need.Items {
-		pods, unseen[item.ID] = append(pods, item.Pods...), true
+		pods, ignored[item.ID] = append(pods, item.Pods...), true
 	}
 	out.FitsResources = func(node string, pods []gpu.Pod, gone []gpu.PodUID) bool {
-		return r.Ledger.FitsResources(node, pods, gone, unseen)
+		return r.Ledger.FitsResources(node, pods, gone, ignored)
 	}
 	slices.SortStableFunc(pods, byPriority) // Pods with a higher priority see at least as much room.
 	for _, pod := range pods {
 		for _, name := range pod.Nodes {
 			if _, known := out.Cards[name]; !known {
-				out.Cards[name] = r.cards(name, pod.Pod, unseen, nil, &out)
+				out.Cards[name] = r.cards(name, pod.Pod, ignored, nil, &out)
 			}
 		}
 	}
@@ -46,9 +46,9 @@ func (r *Reclaimer) cluster(need reclaim.Need) reclaim.Cluster {
 // candidate returns the place of a pod that may be evicted, and the numbers of its budgets. ok is false if it isn't certain that the end of
 // the pod frees its place, or if the eviction isn't likely to be made.
 func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, numbers []int, ok bool) {
-	info, known := r.Cache.Pod(pod.Namespace, pod.Name)
+	info := r.cached(pod)
 	node, allocation, held := r.Ledger.Lookup(pod.UID)
-	if !known || info.UID != pod.UID || info.Mirror || !held || !certain(&allocation) {
+	if info == nil || info.Mirror || !held || !certain(&allocation) {
 		return place, nil, false
 	}
 	numbers = b.of(info)
@@ -56,10 +56,10 @@ func (r *Reclaimer) candidate(pod gpu.Pod, b *budgets) (place reclaim.Place, num
 }
 
 // cards returns the cards of a node as the pod sees them, without the victims and the pods that are being deleted, and without the awaited
-// reservations of the items in unseen: room is made for all of these together, wherever it is. It adds the pods that are being deleted to
+// reservations of the items in ignored: room is made for all of these together, wherever it is. It adds the pods that are being deleted to
 // cluster.Leaving, and removes them from the candidates. It returns none if the node doesn't share its cards.
-func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, victims map[gpu.PodUID]bool, cluster *reclaim.Cluster) []placement.Card {
-	available, _ := r.Ledger.Availability(name, pod, unseen)
+func (r *Reclaimer) cards(name string, pod gpu.Pod, ignored map[string]bool, victims map[gpu.PodUID]bool, cluster *reclaim.Cluster) []placement.Card {
+	available, _ := r.Ledger.Availability(name, pod, ignored)
 	for i := range available.Allocations {
 		a := &available.Allocations[i]
 		if !a.LeavesSoon() {
@@ -69,7 +69,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 			continue
 		}
 		delete(cluster.Places, a.UID) // A candidate that is being deleted by now would count twice.
-		if info, known := r.Cache.Pod(a.Namespace, a.Name); !certain(a) || known && info.UID == a.UID && !frees(info, r.Clock.Now()) {
+		if info := r.cached(a.Pod); !certain(a) || info != nil && !frees(info, r.Clock.Now()) {
 			continue
 		}
 		placement.Release(available.Cards, a.Placement)
@@ -82,9 +82,9 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, unseen map[string]bool, vict
 // stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
 func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}}
-	unseen := map[string]bool{}
+	ignored := map[string]bool{}
 	for _, served := range plan.Served {
-		unseen[served.ID] = true
+		ignored[served.ID] = true
 	}
 	for _, served := range plan.Served {
 		nodes := map[string][]placement.Card{} // As the item sees them: the places of other items count as used.
@@ -92,7 +92,7 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, lowest, unseen, victimUIDs(plan), &state)
+				cards = r.cards(place.Node, lowest, ignored, victimUIDs(plan), &state)
 				nodes[place.Node] = cards
 			}
 			if !usable(cards, place.On) {

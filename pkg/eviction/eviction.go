@@ -146,6 +146,14 @@ func (e *evictor) readUnbound(ctx context.Context, pod gpu.Pod) (*corev1.Pod, er
 	return live, err
 }
 
+// cached returns a pod as the cache has it; nil if it isn't there.
+func (e *evictor) cached(pod gpu.Pod) *clustercache.PodInfo {
+	if info, known := e.Cache.Pod(pod.Namespace, pod.Name); known && info.UID == pod.UID {
+		return info
+	}
+	return nil
+}
+
 // errUnread means that a pod could not be read, so its eviction wasn't requested.
 var errUnread = errors.New("reading pod")
 

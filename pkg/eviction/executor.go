@@ -92,9 +92,8 @@ type group struct {
 	Victim
 	// Began is when it was recorded first.
 	Began time.Time `json:"began"`
-	// calling is true while Evict makes the first calls for it.
-	calling bool
-	// until is a minute after the last of its pods should have ended. Then it is given up if the API server refuses the eviction of the others.
+	// until is a minute after the last of its pods should have ended. Then it is given up if the API server refuses the eviction of the others. It is
+	// zero while Evict makes the first calls for it.
 	until time.Time
 }
 
@@ -218,7 +217,7 @@ func (x *Executor) Evict(ctx context.Context, victims []Victim) (until time.Time
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, g := range groups {
-		g.calling, g.until = false, until
+		g.until = until
 	}
 	if !until.IsZero() {
 		return until, err // Tick finishes the groups.
@@ -247,7 +246,7 @@ func (x *Executor) begin(victims []Victim) (groups []*group, holder string, err 
 			x.asked[pod.UID] = now
 		}
 		if len(v.Pods) > 1 {
-			g := &group{Victim: v, Began: now.UTC(), calling: true}
+			g := &group{Victim: v, Began: now.UTC()}
 			x.groups[g.id()], groups = g, append(groups, g)
 		}
 	}
@@ -284,7 +283,7 @@ func (x *Executor) report(v Victim, pod gpu.Pod) {
 		return
 	}
 	// A former leader may have begun it, and this one doesn't reclaim.
-	if info, known := x.Cache.Pod(pod.Namespace, pod.Name); x.Reclaims != nil && known && info.UID == pod.UID {
+	if info := x.cached(pod); x.Reclaims != nil && info != nil {
 		x.Reclaims.PodReclaimed(info.Request)
 	}
 	x.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeNormal, EventReclaimed, v.Message)
@@ -308,7 +307,7 @@ func (x *Executor) unfinished() []*group {
 	now := x.Clock.Now()
 	x.spared.Prune(now, queue.LongestPause)
 	maps.DeleteFunc(x.asked, func(_ gpu.PodUID, at time.Time) bool { return now.Sub(at) > x.AnswerLost })
-	return slices.DeleteFunc(x.sorted(), func(g *group) bool { return g.calling })
+	return slices.DeleteFunc(x.sorted(), func(g *group) bool { return g.until.IsZero() })
 }
 
 // sorted returns the groups in a stable order. The caller holds the lock.

@@ -153,8 +153,8 @@ func (ps *Preemptors) mayFree(uid gpu.PodUID) bool {
 
 // needed returns the pod if only evictions can help it now.
 func (ps *Preemptors) needed(b blockedPod) (*clustercache.PodInfo, bool) {
-	pod, known := ps.Cache.Pod(b.pod.Namespace, b.pod.Name)
-	if !known || pod.UID != b.pod.UID || pod.Pending == nil {
+	pod := ps.cached(b.pod)
+	if pod == nil || pod.Pending == nil {
 		return nil, false
 	}
 	if node := pod.NominatedNode; node != "" && (node != b.nominated || ps.nominationValid(pod, node)) {
@@ -245,7 +245,8 @@ func (ps *Preemptors) begin(ctx context.Context, plan plan) (done bool) {
 	_, blocked := ps.blocked[pod.UID]
 	begins := blocked && ps.mayFree(pod.UID)
 	if begins {
-		ps.reserve(plan.preemptor)
+		p := plan.preemptor // The plan itself doesn't change.
+		ps.reserve(&p)
 	}
 	ps.mu.Unlock()
 	if !begins {

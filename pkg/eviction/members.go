@@ -56,16 +56,13 @@ func (m *MemberEvictor) EvictMember(ctx context.Context, pod gpu.Pod) {
 	if m.Leading() != nil {
 		return
 	}
-	_, gone, err := m.request(ctx, pod, false)
-	if err != nil {
+	switch _, gone, err := m.request(ctx, pod, false); {
+	case err != nil:
 		logger.Error(err, "Member of a broken group not evicted, trying again")
-		return
+	case !gone:
+		logger.Info("Evicted a member of a broken group")
+		m.evicted()
+		m.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeWarning, gang.EventEvicted,
+			"Evicted: the pod's group was bound in part, and its other members could not be bound in time")
 	}
-	if gone {
-		return
-	}
-	logger.Info("Evicted a member of a broken group")
-	m.evicted()
-	m.Recorder.Event(apiserver.Reference(pod), corev1.EventTypeWarning, gang.EventEvicted,
-		"Evicted: the pod's group was bound in part, and its other members could not be bound in time")
 }

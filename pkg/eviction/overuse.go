@@ -81,16 +81,14 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 	over := o.Cache.MayOveruse()
 	o.spared.Prune(now, queue.LongestPause)
-	nodes, reported := sets.New[string](), sets.New[string]()
+	seen, reported := map[string]map[int]cardSeen{}, sets.New[string]()
 	for _, pod := range over {
-		nodes.Insert(pod.Node)
+		if seen[pod.Node] == nil {
+			seen[pod.Node] = o.look(pod.Node, now)
+		}
 		if pod.Overuse.Current(now) {
 			reported.Insert(pod.Node)
 		}
-	}
-	seen := map[string]map[int]cardSeen{}
-	for name := range nodes {
-		seen[name] = o.look(name, o.Cache.PodsOn(name), now)
 	}
 	o.cards = seen
 	for _, name := range sets.List(reported) { // No other node has a victim.
@@ -103,10 +101,9 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 }
 
-// victim is a pod that is to be evicted from a card.
+// victim is a pod that is to be evicted from a card of its node.
 type victim struct {
 	pod  *clustercache.PodInfo
-	node string
 	card int
 }
 
@@ -135,7 +132,7 @@ func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now t
 			chosen = chosen[:min(len(chosen), 1)] // The next report shows if it was enough.
 		}
 		for _, s := range chosen {
-			victims = append(victims, victim{s.pod, name, card.Index})
+			victims = append(victims, victim{s.pod, card.Index})
 		}
 	}
 	return victims
@@ -205,9 +202,9 @@ func ending(pod *clustercache.PodInfo, now time.Time) bool {
 
 // look returns what is to be remembered of the cards of a node. The reports on a card which pods are leaving or have left are stale: they don't say what
 // is free once these have ended. A former leader may have evicted a pod since any report was made.
-func (o *OveruseEvictor) look(node string, pods []*clustercache.PodInfo, now time.Time) map[int]cardSeen {
+func (o *OveruseEvictor) look(node string, now time.Time) map[int]cardSeen {
 	seen := map[int]cardSeen{}
-	for index, on := range byCard(node, pods) {
+	for index, on := range byCard(node, o.Cache.PodsOn(node)) {
 		card := o.cards[node][index]
 		if o.cards == nil || card.left(on, now) {
 			card.stale = lastReport(on, index, now)
@@ -292,15 +289,15 @@ func inOrder(shares []share, last excess) []share {
 // confirm returns the victim as the API server shows it; nil if it must not be evicted after all: the cache can be behind, for the victim or for other
 // pods of its card.
 func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (*clustercache.PodInfo, error) {
-	live, err := o.API.PodsOn(ctx, v.node)
+	live, err := o.API.PodsOn(ctx, v.pod.Node)
 	if err != nil {
-		return nil, fmt.Errorf("listing the pods of node %s: %w", v.node, err)
+		return nil, fmt.Errorf("listing the pods of node %s: %w", v.pod.Node, err)
 	}
 	pods := make([]*clustercache.PodInfo, len(live))
 	for i := range live {
 		pods[i] = clustercache.NewPodInfo(&live[i])
 	}
-	for _, other := range o.choose(v.node, pods, o.Clock.Now()) {
+	for _, other := range o.choose(v.pod.Node, pods, o.Clock.Now()) {
 		if other.pod.UID == v.pod.UID && other.card == v.card {
 			return other.pod, nil
 		}
@@ -310,7 +307,7 @@ func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (*clustercache.P
 
 // evict evicts a pod. It reports whether the next eviction must wait for the next step.
 func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
-	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.node, "card", v.card)
+	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.pod.Node, "card", v.card)
 	pod, err := o.confirm(ctx, v)
 	if err != nil {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted")
@@ -328,7 +325,7 @@ func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
 	case err == nil:
 		logger.Info("Evicted a pod that uses more GPU memory than it requests", "usedMiB", use.Used, "requestedMiB", use.Requested)
 		o.Recorder.Event(apiserver.Reference(pod.Pod), corev1.EventTypeWarning, EventOveruseEvicted, fmt.Sprintf(
-			"Evicted from GPU card %d of node %s: it %s, and the card has too little memory for what other pods request", v.card, v.node, use))
+			"Evicted from GPU card %d of node %s: it %s, and the card has too little memory for what other pods request", v.card, v.pod.Node, use))
 	case answered(err):
 		o.spared.Extend(pod.UID, o.Clock.Now(), queue.Retry, queue.LongestPause)
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", resultOf(err))

@@ -59,9 +59,8 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 		switch {
 		case known && (p.node == node || p.evicting()): // The Executor evicts its victims.
 			p.awaited = true
-			ps.all[pod.UID] = p
 		case ps.isPending(pod):
-			ps.reserve(preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
+			ps.reserve(&preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
 		default:
 			return false // Nothing would make kube-scheduler retry it.
 		}
@@ -87,13 +86,11 @@ func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at ti
 	if nominated == "" && !known {
 		nominated = cmp.Or(ps.onlyProposed(pod.UID, nodes), ps.seenEnd(pod, nodes))
 	}
-	if nominated != "" && (!known || nominated != p.nominated) {
-		// The place that is known is on another node.
-		known = false
+	if nominated != "" && (!known || nominated != p.nominated) { // The place that is known is on another node.
 		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		p = preemptor{pod: pod, node: node, nominated: node}
+		p, known = &preemptor{pod: pod, node: node, nominated: node}, false
 	}
-	if p.evicting() || !slices.Contains(nodes, p.node) {
+	if p == nil || p.evicting() || !slices.Contains(nodes, p.node) {
 		return
 	}
 	if victims := ps.leavingFor(pod, p.node); len(victims) > 0 && (known || ps.isPending(pod)) {
@@ -104,11 +101,12 @@ func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at ti
 
 // onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
 func (ps *Preemptors) onlyProposed(uid gpu.PodUID, nodes []string) (only string) {
-	proposed := ps.proposed(uid)
-	for _, node := range nodes {
-		if _, ok := proposed[node]; ok && only != "" {
+	for node := range ps.proposed(uid) {
+		switch {
+		case !slices.Contains(nodes, node):
+		case only != "":
 			return ""
-		} else if ok {
+		default:
 			only = node
 		}
 	}
@@ -127,8 +125,8 @@ func (ps *Preemptors) seenEnd(pod gpu.Pod, nodes []string) string {
 
 // isPending reports whether the watch shows the pod as pending. Nothing is kept of other pods, whose end isn't reported.
 func (ps *Preemptors) isPending(pod gpu.Pod) bool {
-	known, ok := ps.Cache.Pod(pod.Namespace, pod.Name)
-	return ok && known.UID == pod.UID && known.Pending != nil
+	known := ps.cached(pod)
+	return known != nil && known.Pending != nil
 }
 
 // leavingFor returns the pods of lower priority that are leaving the node, or have just been proposed as victims, if the pod doesn't fit the
@@ -157,12 +155,11 @@ func (ps *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID
 func (ps *Preemptors) TryWait(uid gpu.PodUID) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	p, ok := ps.all[uid]
-	if !ok {
+	p := ps.all[uid]
+	if p == nil {
 		return false
 	}
 	awaits := ps.Clock.Since(p.offered) < cycle || p.evicting() && ps.slowest(p) != gone
 	p.offered, p.awaited = time.Time{}, p.awaited || awaits
-	ps.all[uid] = p
 	return awaits
 }

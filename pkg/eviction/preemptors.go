@@ -28,7 +28,7 @@ type Preemptors struct {
 	evictFragmented bool
 
 	mu  sync.Mutex
-	all map[gpu.PodUID]preemptor
+	all map[gpu.PodUID]*preemptor
 	// proposals are the last answers to preempt calls, for a cycle.
 	proposals map[gpu.PodUID]proposal
 	// blocked are the pods for which cards may be freed because of fragmentation, and paused those for which that isn't tried for a while.
@@ -71,7 +71,7 @@ func NewPreemptors(x *Executor, evictFragmented bool, requeue func()) *Preemptor
 
 // clear removes all state. The caller holds the lock, or the Preemptors aren't used yet.
 func (ps *Preemptors) clear() {
-	ps.all, ps.proposals = map[gpu.PodUID]preemptor{}, map[gpu.PodUID]proposal{}
+	ps.all, ps.proposals = map[gpu.PodUID]*preemptor{}, map[gpu.PodUID]proposal{}
 	ps.blocked, ps.paused = map[gpu.PodUID]blockedPod{}, queue.Pauses[gpu.PodUID]{}
 }
 
@@ -114,7 +114,7 @@ func (ps *Preemptors) resign() {
 }
 
 // reserve begins or updates a preemptor: its place is kept. The caller holds the lock.
-func (ps *Preemptors) reserve(p preemptor) {
+func (ps *Preemptors) reserve(p *preemptor) {
 	ps.all[p.pod.UID] = p
 	ps.Ledger.Nominate(p.node, p.pod, p.victims...)
 }
@@ -123,7 +123,7 @@ func (ps *Preemptors) reserve(p preemptor) {
 func (ps *Preemptors) TakePlace(pod *clustercache.PodInfo, node string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	ps.reserve(preemptor{pod: pod.Pod, node: node, nominated: pod.NominatedNode, freedAt: ps.Clock.Now()})
+	ps.reserve(&preemptor{pod: pod.Pod, node: node, nominated: pod.NominatedNode, freedAt: ps.Clock.Now()})
 }
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may
@@ -147,11 +147,10 @@ func (ps *Preemptors) update() {
 	now := ps.Clock.Now()
 	ps.paused.Prune(now, queue.LongestPause)
 	maps.DeleteFunc(ps.proposals, func(_ gpu.PodUID, p proposal) bool { return now.Sub(p.at) >= cycle })
-	for uid, p := range ps.all {
+	for _, p := range ps.all {
 		slowest := ps.slowest(p)
 		if p.freedAt.IsZero() && slowest == gone {
 			p.freedAt = now
-			ps.all[uid] = p
 		}
 		if pause := ps.uselessPause(p, slowest, now); pause > 0 {
 			ps.end(p, pause)
@@ -161,7 +160,7 @@ func (ps *Preemptors) update() {
 
 // end ends a preemptor that has failed, and begins a pause of its pod. If kube-scheduler has evicted no other pods because of it, it must retry the
 // pod now: the pod may be able to preempt elsewhere. The caller holds the lock.
-func (ps *Preemptors) end(p preemptor, pause time.Duration) {
+func (ps *Preemptors) end(p *preemptor, pause time.Duration) {
 	delete(ps.all, p.pod.UID)
 	ps.paused.Extend(p.pod.UID, ps.Clock.Now(), pause, queue.LongestPause)
 	ps.endReservation(p.pod)
@@ -171,7 +170,7 @@ func (ps *Preemptors) end(p preemptor, pause time.Duration) {
 }
 
 // uselessPause returns the minimum pause of the pod if its place was of no use, zero if it is still kept.
-func (ps *Preemptors) uselessPause(p preemptor, slowest phase, now time.Time) time.Duration {
+func (ps *Preemptors) uselessPause(p *preemptor, slowest phase, now time.Time) time.Duration {
 	freed := !p.freedAt.IsZero()
 	switch {
 	case !freed && slowest == overdue:
@@ -188,7 +187,7 @@ func (ps *Preemptors) uselessPause(p preemptor, slowest phase, now time.Time) ti
 
 // endReservation ends the reservation of the card. kube-scheduler's nomination of the pod, if it has one, applies again.
 func (ps *Preemptors) endReservation(pod gpu.Pod) {
-	if known, ok := ps.Cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID && known.NominatedNode != "" {
+	if known := ps.cached(pod); known != nil && known.NominatedNode != "" {
 		ps.Ledger.Nominate(known.NominatedNode, pod)
 		return
 	}
@@ -209,7 +208,7 @@ const (
 
 // slowest returns the lowest phase of the victims of a preemptor. Those that the Executor or kube-scheduler is about to evict are departing. The
 // caller holds the lock.
-func (ps *Preemptors) slowest(p preemptor) phase {
+func (ps *Preemptors) slowest(p *preemptor) phase {
 	slowest := gone
 	proposed := ps.proposed(p.pod.UID)[p.node].Pods
 	for _, uid := range p.victims {
@@ -225,20 +224,19 @@ func (ps *Preemptors) slowest(p preemptor) phase {
 // phase returns how far a victim on the node is. One without GPU memory is only in the cache, and one that was bound just now only in the ledger.
 func (ps *Preemptors) phase(node string, uid gpu.PodUID) phase {
 	_, allocation, held := ps.Ledger.Lookup(uid)
-	info, known := ps.Cache.Pod(allocation.Namespace, allocation.Name)
+	info := ps.cached(allocation.Pod)
 	if !held {
 		pods := ps.Cache.PodsOn(node)
 		i := slices.IndexFunc(pods, func(pod *clustercache.PodInfo) bool { return pod.UID == uid && !pod.Ended })
 		if i < 0 {
 			return gone
 		}
-		info, known = pods[i], true
+		info = pods[i]
 	}
-	known = known && info.UID == uid
 	switch {
-	case known && info.Overdue(ps.Clock.Now()):
+	case info != nil && info.Overdue(ps.Clock.Now()):
 		return overdue
-	case held && allocation.Leaving, known && info.Leaving:
+	case allocation.Leaving, info != nil && info.Leaving:
 		return departing
 	}
 	return running

@@ -2,7 +2,6 @@ package eviction
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -142,30 +141,6 @@ func (r *Reclaimer) narrow(ctx context.Context, need reclaim.Need, plan reclaim.
 		}
 	}
 	return len(usable) == 0, nil
-}
-
-// usableNodes reads a pod that waits. It returns those of its nodes that it can use: none if it doesn't wait any more or lacks a volume; those that
-// reach its volumes; and not this one if required anti-affinity or a host port keeps it off.
-func (r *Reclaimer) usableNodes(ctx context.Context, pod reclaim.Pod, node string, victims map[gpu.PodUID]bool) (nodes []string, err error) {
-	live, err := r.readUnbound(ctx, pod.Pod)
-	if errors.Is(err, errOutdated) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
-	volumes, exist, err := r.volumes(ctx, live)
-	if err != nil || !exist {
-		return nil, err
-	}
-	nodes = pod.Nodes
-	if len(volumes) > 0 {
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return r.outOfReach(volumes, name) })
-	}
-	apart, err := r.keptApart(ctx, live, node, victims)
-	if apart {
-		nodes = slices.DeleteFunc(slices.Clone(nodes), func(name string) bool { return name == node })
-	}
-	return nodes, err
 }
 
 // victims returns the victims of a plan with the messages of their Events.
