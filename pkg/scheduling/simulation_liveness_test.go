@@ -20,8 +20,8 @@ import (
 // An item is what has to run at once: a pod, or the members that a group's run needs. It is entitled to run while it would fit beside the
 // pods that stay for long, and, with fair sharing, while its tenant has less than it gets in any case. If n-1 items come before it, it must
 // have been bound before it was entitled for n·(4L+2c): L is how long other pods run, c how long kube-scheduler and the extender take to
-// place a pod. Only a quiet cluster counts, without the time after disturbances in which pauses end, and without the time in which memory is
-// reserved for an item before it because a pod that stays may still be one that ends.
+// place a pod. Only a quiet cluster counts, without the time after disturbances in which pauses end, without a pause that the item shares with a pod
+// that can't start, and without the time in which memory is reserved for an item before it because a pod that stays may still be one that ends.
 
 // violationKind distinguishes violations of liveness from those of safety, which is the zero value.
 type violationKind string
@@ -54,6 +54,8 @@ type item struct {
 	need int
 	// entered is when it began to wait with all of its pods, 0 if it doesn't wait; waited is for how long it was entitled since.
 	entered, waited time.Duration
+	// paused is for how long it may have shared a pause meanwhile.
+	paused time.Duration
 	// before counts the items that come before it.
 	before int
 	// ran is true if it has been bound whole, evicted if members of it were evicted since.
@@ -214,7 +216,7 @@ func (l *liveness) check(i *item, usable bool) {
 		i.ran, i.entered = false, 0
 	}
 	if i.entered == 0 {
-		i.entered, i.waited, i.before, i.fitted = w.now, 0, l.waiting(i), 0
+		i.entered, i.waited, i.paused, i.before, i.fitted = w.now, 0, 0, l.waiting(i), 0
 		l.passed(i)
 	}
 	if !usable {
@@ -226,7 +228,7 @@ func (l *liveness) check(i *item, usable bool) {
 		}
 		return
 	}
-	if l.entitled(i, waits[:missing]) && !l.mistaken(i) {
+	if l.entitled(i, waits[:missing]) && !l.mistaken(i) && !l.sharesPause(i) {
 		if i.waited += livenessInterval; i.waited > l.bound(i) {
 			w.violate(starved, i, "%s waits for %v, was entitled to run for %v of it, and %d items come before it", i.name, w.now-i.entered, i.waited, i.before)
 		}
@@ -307,6 +309,24 @@ func (l *liveness) mistaken(i *item) bool {
 		return p.live() && p.lasts == 0 && p.memory > 0 && l.w.now < p.boundAt+l.w.staysAfter() &&
 			slices.ContainsFunc(l.order, func(o *item) bool { return before(o) && o.created() < p.boundAt })
 	})
+}
+
+// sharesPause reports whether the item, a single pod, may share the pause of one of its namespace that asks for the same and can't start. A shape that has
+// failed waits for twice queue.LongestPause at most: then it is the turn of the item, which the other one can't keep from it again.
+func (l *liveness) sharesPause(i *item) bool {
+	own := i.pods[0]
+	shares := i.job == nil && i.paused < 2*queue.LongestPause && slices.ContainsFunc(l.w.api.order, func(p *apiPod) bool {
+		return p.exists && p.tenant == own.tenant && p.cantStart() && p.asksLike(own)
+	})
+	if shares {
+		i.paused += livenessInterval
+	}
+	return shares
+}
+
+// asksLike reports whether the pods ask for the same, as far as the extender sees it.
+func (p *apiPod) asksLike(o *apiPod) bool {
+	return p.memory == o.memory && p.twoCards == o.twoCards && p.extras == o.extras && p.cpu == o.cpu && p.ram == o.ram && p.priority == o.priority && p.zone == o.zone
 }
 
 // withinShare reports whether the tenant has no more than it gets in any case once the pods are bound.
