@@ -101,14 +101,8 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 }
 
-// victim is a pod that is to be evicted from a card of its node.
-type victim struct {
-	pod  *clustercache.PodInfo
-	card int
-}
-
-// choose returns the pods of a node that are to be evicted, by card, in the order in which they are evicted.
-func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now time.Time) (victims []victim) {
+// choose returns the shares of the pods of a node that are to be evicted, by card, in the order in which they are evicted.
+func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now time.Time) (victims []share) {
 	node, ok := o.Cache.Node(name)
 	if !ok {
 		return nil
@@ -131,16 +125,15 @@ func (o *OveruseEvictor) choose(name string, pods []*clustercache.PodInfo, now t
 			chosen = inOrder(shares, borrows)
 			chosen = chosen[:min(len(chosen), 1)] // The next report shows if it was enough.
 		}
-		for _, s := range chosen {
-			victims = append(victims, victim{s.pod, card.Index})
-		}
+		victims = append(victims, chosen...)
 	}
 	return victims
 }
 
 // share is a pod's part of one card, in bytes.
 type share struct {
-	pod *clustercache.PodInfo
+	pod  *clustercache.PodInfo
+	card int
 	// needs is what the pod takes of the card's memory: what it uses for overGrace, else its request.
 	needs  uint64
 	excess excess
@@ -169,7 +162,7 @@ func (o *OveruseEvictor) shareOf(pod *clustercache.PodInfo, card int, unit gpu.U
 	if pod.Ended || ending(pod, now) {
 		return share{}, false
 	}
-	s = share{pod: pod, spared: pod.Leaving || pod.Mirror || o.spared.Has(pod.UID, now)}
+	s = share{pod: pod, card: card, spared: pod.Leaving || pod.Mirror || o.spared.Has(pod.UID, now)}
 	for _, part := range pod.Placement {
 		if part.Card == card {
 			s.needs = unit.Bytes(part.Memory)
@@ -288,7 +281,7 @@ func inOrder(shares []share, last excess) []share {
 
 // confirm returns the victim as the API server shows it; nil if it must not be evicted after all: the cache can be behind, for the victim or for other
 // pods of its card.
-func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (*clustercache.PodInfo, error) {
+func (o *OveruseEvictor) confirm(ctx context.Context, v share) (*clustercache.PodInfo, error) {
 	live, err := o.API.PodsOn(ctx, v.pod.Node)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of node %s: %w", v.pod.Node, err)
@@ -306,7 +299,7 @@ func (o *OveruseEvictor) confirm(ctx context.Context, v victim) (*clustercache.P
 }
 
 // evict evicts a pod. It reports whether the next eviction must wait for the next step.
-func (o *OveruseEvictor) evict(ctx context.Context, v victim) (wait bool) {
+func (o *OveruseEvictor) evict(ctx context.Context, v share) (wait bool) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(v.pod.Namespace, v.pod.Name), "node", v.pod.Node, "card", v.card)
 	pod, err := o.confirm(ctx, v)
 	if err != nil {
