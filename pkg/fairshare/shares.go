@@ -107,19 +107,18 @@ func compareRatios(a, b, c, d uint64) int {
 }
 
 // ParseWeight parses a tenant's weight: a whole number from 1 to MaxWeight.
-func ParseWeight(text string) (int64, error) {
-	weight, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || weight < 1 || weight > MaxWeight {
-		return 0, fmt.Errorf("%.32q is not a whole number from 1 to %d", text, MaxWeight)
-	}
-	return weight, nil
-}
+func ParseWeight(text string) (int64, error) { return parse(text, 1, MaxWeight) }
 
 // ParseGuaranteed parses a tenant's guaranteed amount: a whole number of units from 0 to MaxGuaranteed.
 func ParseGuaranteed(text string) (gpu.Memory, error) {
-	amount, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || amount < 0 || gpu.Memory(amount) > MaxGuaranteed {
-		return 0, fmt.Errorf("%.32q is not a whole number from 0 to %d", text, MaxGuaranteed)
+	amount, err := parse(text, 0, int64(MaxGuaranteed))
+	return gpu.Memory(amount), err
+}
+
+func parse(text string, least, most int64) (int64, error) {
+	number, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || number < least || number > most {
+		return 0, fmt.Errorf("%.32q is not a whole number from %d to %d", text, least, most)
 	}
-	return gpu.Memory(amount), nil
+	return number, nil
 }
