@@ -4,7 +4,7 @@
 // grants them. To grant a pod is to reserve a place for it in the ledger, charge its tenant, and request that its caller opens the
 // gate. A pod that fits nowhere now is passed over, and blocks no other pod. A group is granted as a whole.
 //
-// A gate can't be closed again, users can remove gates, and a few are opened for an autoscaler (provision.go). So a pod
+// A gate can't be closed again, users can remove gates, and a few are opened for an autoscaler (gates.go). So a pod
 // without a gate needs a charge too: until its turn, filter rejects it (IsAdmitted). A charge ends when the pod is bound, is deleted, or isn't
 // bound in time. In the last case pods of its shape wait for their next turn, for longer after each failure (queue.Failures).
 //
@@ -14,7 +14,7 @@
 // Tick (tick.go) is called several times a second:
 //
 //  1. grantDue ends the charges that have lasted too long, makes a round if it can help, and requests the writes that open gates: of granted pods, and
-//     of some for an autoscaler, which are chosen once a second (provision.go).
+//     of some for an autoscaler, which are chosen once a second (gates.go).
 //  2. A round (makeRound in round.go) makes items of the pods that wait (items.go), offers them in the order of the queue (grantInOrder), reserves
 //     places (reserve.go), and charges the tenants (charges.go).
 //  3. Once a second, with reclaim, takeStandings (status.go) makes a snapshot, from which the shares are computed without the lock

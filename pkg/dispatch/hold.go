@@ -104,18 +104,14 @@ func (s *Search) evictable(plan reclaim.Plan) bool {
 	if len(plan.Victims) == 0 {
 		return true
 	}
-	type id struct { // A surplus member can be the first one of its group too.
-		first gpu.PodUID
-		pods  int
-	}
-	tenants, lost, present := s.excess(), map[string]gpu.Memory{}, map[id]reclaim.Victim{}
-	for _, v := range s.candidates() {
-		present[id{v.Pods[0].UID, len(v.Pods)}] = v
-	}
+	tenants, lost, present := s.excess(), map[string]gpu.Memory{}, s.candidates()
 	return !slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool {
-		v := present[id{e.Pods[0].UID, len(e.Pods)}]
-		lost[v.Tenant] = lost[v.Tenant].Add(v.Memory())
-		return v.Tenant != e.Tenant || !slices.EqualFunc(v.Pods, e.Pods, samePod) || lost[v.Tenant] > tenants[v.Tenant].Excess
+		i := slices.IndexFunc(present, func(v reclaim.Victim) bool { return v.Tenant == e.Tenant && slices.EqualFunc(v.Pods, e.Pods, samePod) })
+		if i < 0 {
+			return true
+		}
+		lost[e.Tenant] = lost[e.Tenant].Add(present[i].Memory())
+		return lost[e.Tenant] > tenants[e.Tenant].Excess
 	})
 }
 

@@ -34,9 +34,9 @@ func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
 	freed, ignored := r.freed, r.ignored
 	if len(own) > 0 {
 		freed, ignored = slices.Clone(freed), maps.Clone(ignored)
-		for _, k := range own {
-			freed = append(freed, k.Node)
-			ignored[k.id()] = true
+		for _, ended := range own {
+			freed = append(freed, ended.Node)
+			ignored[ended.id()] = true
 		}
 		freed = sorted(freed)
 	}

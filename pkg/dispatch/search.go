@@ -74,16 +74,13 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 		}
 	}
 	for key, pods := range groups {
-		surplus := map[gpu.PodUID]bool{}
-		for _, uid := range s.options.Groups.Surplus(key) {
-			surplus[uid] = true
-		}
+		surplus := s.options.Groups.Surplus(key)
 		for _, p := range pods {
-			if surplus[p.UID] {
+			if slices.Contains(surplus, p.UID) {
 				add(p)
 			}
 		}
-		if !spared[key] && (len(pods) > 1 || !surplus[pods[0].UID]) {
+		if !spared[key] && (len(pods) > 1 || !slices.Contains(surplus, pods[0].UID)) {
 			add(pods...)
 		}
 	}
