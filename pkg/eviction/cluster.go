@@ -81,8 +81,7 @@ func (r *Reclaimer) cards(name string, pod gpu.Pod, ignored map[string]bool, vic
 
 // stillFits reports whether the places of the plan, which are held now, have room once its victims are gone.
 func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
-	state := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}}
-	ignored := map[string]bool{}
+	state, gone, ignored := reclaim.Cluster{Leaving: map[string][]gpu.PodUID{}}, victimUIDs(plan), map[string]bool{}
 	for _, served := range plan.Served {
 		ignored[served.ID] = true
 	}
@@ -92,11 +91,13 @@ func (r *Reclaimer) stillFits(plan reclaim.Plan) bool {
 		for _, place := range served.Places {
 			cards, known := nodes[place.Node]
 			if !known {
-				cards = r.cards(place.Node, lowest, ignored, victimUIDs(plan), &state)
+				cards = r.cards(place.Node, lowest, ignored, gone, &state)
 				nodes[place.Node] = cards
 			}
-			if !usable(cards, place.On) {
-				return false
+			for _, share := range place.On {
+				if i, ok := placement.Position(cards, share.Card); !ok || cards[i].Unhealthy || !cards[i].Has(share) {
+					return false
+				}
 			}
 			placement.Use(cards, place.On)
 		}
@@ -113,14 +114,6 @@ func victimUIDs(plan reclaim.Plan) map[gpu.PodUID]bool {
 		}
 	}
 	return uids
-}
-
-// usable reports whether the cards of the placement are healthy, and have room for it.
-func usable(cards []placement.Card, where gpu.Placement) bool {
-	return !slices.ContainsFunc(where, func(share gpu.Share) bool {
-		i, ok := placement.Position(cards, share.Card)
-		return !ok || cards[i].Unhealthy || !cards[i].Has(share)
-	})
 }
 
 // byPriority orders pods: that with the lowest priority first.

@@ -14,7 +14,12 @@ import (
 )
 
 // This file follows the preemptions of kube-scheduler: while the victims of a preemptor are leaving, its place is kept, and no further victims are
-// proposed.
+// proposed. For one pod, kube-scheduler's calls are:
+//
+//	preempt    its answer names victims, which kube-scheduler evicts      Proposed remembers them
+//	filter     with the node that they are leaving, before all are gone   Tried keeps the place there
+//	preempt    in the same cycle, since filter has rejected the node      TryWait says that no further victims are needed
+//	preempt    without that, and the answer would repeat the last one     AwaitRepeated keeps the place, and says the same
 
 // proposal is the answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -55,9 +60,8 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 		}) {
 			continue
 		}
-		p, known := ps.all[pod.UID]
-		switch {
-		case known && (p.node == node || p.evicting()): // The Executor evicts its victims.
+		switch p := ps.all[pod.UID]; {
+		case p != nil && (p.node == node || p.evicting()): // The Executor evicts its victims.
 			p.awaited = true
 		case ps.isPending(pod):
 			ps.reserve(&preemptor{pod: pod, node: node, nominated: node, victims: again, awaited: true})
@@ -82,21 +86,28 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	p, known := ps.all[pod.UID]
-	if nominated == "" && !known {
-		nominated = cmp.Or(ps.onlyProposed(pod.UID, nodes), ps.seenEnd(pod, nodes))
-	}
-	if nominated != "" && (!known || nominated != p.nominated) { // The place that is known is on another node.
-		node := strings.Clone(nominated) // The name may be a slice of the whole request.
-		p, known = &preemptor{pod: pod, node: node, nominated: node}, false
-	}
+	p := ps.preemptorOf(pod, nominated, nodes)
 	if p == nil || p.evicting() || !slices.Contains(nodes, p.node) {
 		return
 	}
-	if victims := ps.leavingFor(pod, p.node); len(victims) > 0 && (known || ps.isPending(pod)) {
+	if victims := ps.leavingFor(pod, p.node); len(victims) > 0 && (ps.all[pod.UID] == p || ps.isPending(pod)) {
 		p.victims, p.own, p.freedAt, p.offered = victims, false, time.Time{}, at
 		ps.reserve(p)
 	}
+}
+
+// preemptorOf returns the preemptor of the pod: the present one, unless the pod was nominated to another node since; else a new one, which isn't kept yet.
+// It is nil if there is no node.
+func (ps *Preemptors) preemptorOf(pod gpu.Pod, nominated string, nodes []string) *preemptor {
+	present := ps.all[pod.UID]
+	if present == nil && nominated == "" {
+		nominated = cmp.Or(ps.onlyProposed(pod.UID, nodes), ps.seenEnd(pod, nodes))
+	}
+	if nominated == "" || present != nil && nominated == present.nominated {
+		return present
+	}
+	node := strings.Clone(nominated) // The name may be a slice of the whole request.
+	return &preemptor{pod: pod, node: node, nominated: node}
 }
 
 // onlyProposed returns the candidate node for which victims were just proposed; none if there are several.
