@@ -76,7 +76,7 @@ func (m *Manager) leaveGroup(p *pod) {
 // addItem makes an item of the pods, in place of the one with the same ID. broken is true if it completes a broken group.
 func (m *Manager) addItem(id string, pods []*pod, broken bool) *item {
 	slices.SortFunc(pods, func(a, b *pod) int {
-		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(text(a.RoomKey), text(b.RoomKey)), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(b.Request, a.Request), strings.Compare(a.RoomKey.Value(), b.RoomKey.Value()), cmp.Compare(a.UID, b.UID))
 	})
 	first := pods[0]
 	it := &item{kind: m.kindOf(pods), pods: pods, constraints: first.Constraints, provisioning: first.provisioning}
@@ -199,14 +199,14 @@ func (m *Manager) kindOf(pods []*pod) *kind {
 	if len(pods) > 1 {
 		var all strings.Builder
 		for _, p := range pods {
-			all.WriteString(text(p.RoomKey))
+			all.WriteString(p.RoomKey.Value())
 			all.WriteByte(0)
 		}
 		key = unique.Make(all.String())
 	}
 	found := m.kinds[key]
 	if found == nil {
-		sum := sha256.Sum256([]byte(text(key))) // Of a group it can be long.
+		sum := sha256.Sum256([]byte(key.Value())) // Of a group it can be long.
 		found = &kind{key: key, shapeKey: string(sum[:])}
 		m.kinds[key] = found
 	}

@@ -50,9 +50,6 @@ func newReclaims() reclaims {
 func (m *Manager) reclaim(s *standings) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading {
-		return
-	}
 	starving := m.starving(s)
 	m.reclaims.countBelow(starving, m.ReclaimAfter, m.now)
 	m.endLateHolds()

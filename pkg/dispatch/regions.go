@@ -83,14 +83,6 @@ func (r *regions) canUse(class int, node string) bool {
 	return shares && slices.Contains(r.Classes[class], region)
 }
 
-// text returns the value of a handle, of which the zero value has none.
-func text(h unique.Handle[string]) string {
-	if h == (unique.Handle[string]{}) {
-		return ""
-	}
-	return h.Value()
-}
-
 // setShares computes the shares of the tenants. The pods' constraints count: the share of a tenant whose pods can use few nodes is at most the
 // memory of these nodes, and the others divide the rest. It must be called without the Manager's lock: it takes long in a large cluster.
 func (m *Manager) setShares(s *standings) {
@@ -103,7 +95,7 @@ func (m *Manager) setShares(s *standings) {
 	}
 	delete(amounts, unique.Handle[string]{}) // Such pods can use all nodes.
 	constraints := slices.SortedFunc(maps.Keys(amounts), func(a, b unique.Handle[string]) int {
-		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(text(a), text(b)))
+		return cmp.Or(cmp.Compare(amounts[b], amounts[a]), strings.Compare(a.Value(), b.Value()))
 	})
 	pools, demands := s.demands(newRegions(constraints, m.Nodes.UsableNodes, m.Ledger.NodeMemory()))
 	sharing := make([]fairshare.Tenant, len(s.tenants))

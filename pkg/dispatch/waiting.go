@@ -24,7 +24,7 @@ func (m *Manager) Waiting() []queue.Item {
 				Item:     ledger.Item{ID: it.ID, Label: it.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: it.Entered},
 				Turn:     len(items) + 1,
 				Profile:  it.profile,
-				RoomKey:  it.Tenant + "\x00" + text(it.kind.key),
+				RoomKey:  it.Tenant + "\x00" + it.kind.key.Value(),
 				Requests: func() []ledger.Request { return m.waitingRequests(it) },
 			})
 		}
