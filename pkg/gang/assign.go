@@ -261,7 +261,7 @@ func (r *run) lostMembers() bool {
 	existed, last := r.counts[bound]+r.succeededCounted, r.lastBound()
 	for _, m := range r.members {
 		switch c := r.controllers[m.Controller]; {
-		case m.counted != pending:
+		case m.counted != pending, !r.mayComplete(m):
 		case !m.Created.After(last):
 			existed++
 		case c.bound > 0:

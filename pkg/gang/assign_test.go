@@ -134,7 +134,18 @@ func TestPartition(t *testing.T) {
 			[]Member{newMember("old", 0, inRun("x", 5), done, bare), newMember("a", 9, bare), newMember("b", 9, bare)},
 			[]string{`incomplete "": a b`, `running "x": old`},
 		},
-		"members disagree on the size": {
+		"one is gone after the binds, and another job of the same group name has all of its pods": {
+			[]Member{
+				newMember("a", 0, sized(3), inRun("x", 5)), newMember("b", 0, sized(3), inRun("x", 5)), newMember("c", 0, sized(3), ofNextJob),
+				newMember("d", 0, sized(3), ofNextJob), newMember("e", 0, sized(3), ofNextJob),
+			},
+			[]string{`pending "": c d e`, `running "x": a b`},
+		},
+		"two are gone after the binds, and the job's new pods name another number": {
+			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0, sized(2)), newMember("d", 0, sized(2))},
+			[]string{`running "x": a b c d`},
+		},
+		"bound members disagree on the size": {
 			[]Member{newMember("a", 0, inRun("x", 5), sized(2)), newMember("b", 0, inRun("x", 5)), newMember("c", 0)},
 			[]string{`broken "x": a b c`},
 		},

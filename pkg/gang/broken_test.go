@@ -261,9 +261,30 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.advance(10 * time.Second)
 		s.wantPhase(PhaseEvicting)
 	})
-	t.Run("the members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
+	t.Run("a missing member names another size: that of the bound ones counts", func(t *testing.T) {
 		s := newBrokenScene(t, false)
-		odd := s.created[3]
+		s.created[3].Size++
+		s.report(s.created[3])
+		if got := s.filter(s.created[3]); got.Reason.Words != "invalid group: the members disagree on the group's size: pod-00001 says 4, pod-00004 says 5" {
+			t.Errorf("filter answers %v", got.FilterResult)
+		}
+		s.advance(testPatience + 7*time.Second)
+		s.wantPhase(PhaseEvicting)
+	})
+	t.Run("a pod of another size doesn't stand for a missing member", func(t *testing.T) {
+		s := newBrokenScene(t, false)
+		s.delete(s.created[3])
+		s.create("job", 5, 16, "t")
+		s.tryAll()
+		s.advance(testPatience / 2)
+		s.tryAll()
+		s.bindGranted()
+		s.advance(testPatience)
+		s.wantPhase(PhaseEvicting)
+	})
+	t.Run("the bound members disagree on the size: it is unknown how many are missing", func(t *testing.T) {
+		s := newBrokenScene(t, false)
+		odd := s.created[1]
 		odd.Size++
 		s.report(odd)
 		s.advance(time.Hour)

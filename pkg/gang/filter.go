@@ -55,7 +55,7 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 		return FilterResult{Alone: true}
 	case m.problem() != "":
 		return FilterResult{Reason: mgr.reportProblem(m)}
-	case r.size() == 0:
+	case m.Size != r.size():
 		reason := r.disagree()
 		mgr.recordEvent(r, true, EventInvalid, reason.Text())
 		return FilterResult{Reason: reason}

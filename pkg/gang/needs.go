@@ -50,7 +50,7 @@ func (r *run) needed() *needs {
 			if len(n.members) >= r.lacking() {
 				break
 			}
-			if m.counted == pending && m.Gated == gated && (controller == "" || m.Controller == controller) {
+			if m.counted == pending && m.Gated == gated && (controller == "" || m.Controller == controller) && r.mayComplete(m) {
 				n.members = append(n.members, m)
 				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
 				n.wholeCards = n.wholeCards || m.Request == 0
@@ -71,7 +71,7 @@ func (r *run) needed() *needs {
 // If two jobs have the same group name, one of them starts, and not half of each. It returns no controller if the members needn't be of one, and
 // whether several have members that can be placed.
 func (r *run) completeController() (controller string, several bool) {
-	if r.key.Native || strings.Contains(r.key.Name, "/") || r.counts[bound] > 0 {
+	if !r.mayMixJobs() || r.counts[bound] > 0 {
 		return "", false
 	}
 	active := 0
@@ -91,6 +91,25 @@ func (r *run) completeController() (controller string, several bool) {
 		}
 	}
 	return "", true
+}
+
+// mayMixJobs reports whether users may have given several jobs the group's name, none of which needs the others.
+func (r *run) mayMixJobs() bool { return !r.key.Native && !strings.Contains(r.key.Name, "/") }
+
+// mayComplete reports whether the pending member can stand for a missing one: if others are bound, it must name their number, and not be of another
+// job, which has enough members for a run of its own.
+func (r *run) mayComplete(m *member) bool {
+	if r.counts[bound] == 0 {
+		return true
+	}
+	c := r.controllers[m.Controller]
+	ofOtherJob := r.mayMixJobs() && m.Controller != "" && !c.accepted && c.active+c.succeeded >= r.size()
+	return m.Size == r.size() && !ofOtherJob
+}
+
+// enough reports whether the members that must be bound together exist.
+func (r *run) enough() bool {
+	return r.tally.enough() && (r.counts[bound] == 0 || len(r.needed().members) == r.lacking())
 }
 
 // settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these

@@ -219,7 +219,7 @@ func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
 	switch {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.lacking() != len(r.plan.members), pm != nil && pm.requirements != m.requirements():
+	case r.lacking() != len(r.plan.members), pm != nil && (pm.requirements != m.requirements() || m.Size != r.size()):
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }

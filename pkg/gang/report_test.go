@@ -25,7 +25,7 @@ func TestReports(t *testing.T) {
 	for _, m := range []Member{
 		newMember("b", 1, named("broken", sized(2), inRun("1", 9))...), newMember("a", 2, named("broken", sized(2))...),
 		newMember("a", 0, named("cardless", cardless)...), newMember("b", 0, named("cardless", cardless)...),
-		newMember("a", 0, named("disagrees", sized(2), inRun("1", 9))...), newMember("b", 9, named("disagrees", sized(2))...), newMember("c", 9, named("disagrees", sized(3))...),
+		newMember("a", 0, named("disagrees", sized(2), inRun("1", 9))...), newMember("b", 9, named("disagrees", sized(2))...), newMember("c", 0, named("disagrees", sized(3), inRun("1", 9))...),
 		newMember("a", 0, named("ended", inRun("1", 9), done)...),
 		newMember("a", 0, named("incomplete")...), newMember("b", 0, named("incomplete", leaving)...),
 		newMember("a", 0, named("invalid")...), newMember("b", 1, named("invalid", invalidSize)...),
@@ -48,7 +48,7 @@ func TestReports(t *testing.T) {
 	want := []Report{
 		report("broken", Report{Phase: PhaseBroken, Size: 2, Counted: 2, Bound: []string{"b"}, ID: "1", Pending: []string{"a"}, Memory: 16, Reason: reasons.GroupBroken(1, 2), WaitsSince: begin.Add(2 * time.Second)}),
 		report("cardless", Report{Cardless: 2, Reason: reasons.GroupCardless(2)}),
-		report("disagrees", Report{ID: "1", Phase: PhaseBroken, Counted: 3, Bound: []string{"a"}, Pending: []string{"b", "c"}, Memory: 24,
+		report("disagrees", Report{ID: "1", Phase: PhaseBroken, Counted: 3, Bound: []string{"a", "c"}, Pending: []string{"b"}, Memory: 24,
 			Reason: reasons.GroupDisagrees.Says([]string{"a", "c"}, []int{2, 3}), Since: begin}),
 		report("ended", Report{ID: "1", Phase: PhaseRunning, Since: begin}),
 		report("incomplete", Report{Size: 4, Counted: 1, Pending: []string{"a"}, Memory: 8, Reason: reasons.GroupIncomplete(1, 4), WaitsSince: begin}),

@@ -8,8 +8,8 @@ import (
 // tally counts the members of a run. The cost of a change doesn't depend on the number of members.
 type tally struct {
 	counts [categories]int
-	// sizes counts the members that exist by the size that they name.
-	sizes map[int]int
+	// sizes counts the members that exist by the size that they name, boundSizes the bound ones.
+	sizes, boundSizes map[int]int
 	// priorities counts pending and bound members by priority.
 	priorities map[int32]int
 	// controllers holds the controllers of all members, and those of former members whose pods the run accepts.
@@ -31,7 +31,7 @@ type controllerTally struct {
 }
 
 func newTally() tally {
-	return tally{sizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}}
+	return tally{sizes: map[int]int{}, boundSizes: map[int]int{}, priorities: map[int32]int{}, controllers: map[string]*controllerTally{}}
 }
 
 // add counts a member n times; n is 1, or -1 for a member that counted before.
@@ -43,6 +43,9 @@ func (t *tally) add(m *member, n int) {
 	}
 	if what != other && what != succeeded && m.Size > 0 {
 		addTo(t.sizes, m.Size, n)
+		if what == bound {
+			addTo(t.boundSizes, m.Size, n)
+		}
 	}
 	c := t.controllers[m.Controller]
 	if c == nil {
@@ -114,12 +117,17 @@ func addTo[K comparable](counts map[K]int, key K, n int) {
 	}
 }
 
-// size returns how many members must be bound together; 0 if no member says so, or if members disagree.
+// size returns how many members must be bound together; 0 if no member says so, or if members disagree. Once members are bound, only they say it: a pod
+// that names another number keeps them neither from their last members nor from being evicted.
 func (t *tally) size() int {
-	if len(t.sizes) != 1 {
+	sizes := t.sizes
+	if len(t.boundSizes) > 0 {
+		sizes = t.boundSizes
+	}
+	if len(sizes) != 1 {
 		return 0
 	}
-	for size := range t.sizes {
+	for size := range sizes {
 		return size
 	}
 	return 0

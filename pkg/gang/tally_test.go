@@ -8,7 +8,8 @@ import (
 
 // recount counts members from scratch, in what a run reads of its tally.
 func recount(members map[int]*member) map[string]any {
-	counts, sizes, active, priorities := [categories]int{}, map[int]bool{}, map[string]bool{}, map[int32]bool{}
+	counts, sizes, boundSizes := [categories]int{}, map[int]bool{}, map[int]bool{}
+	active, priorities := map[string]bool{}, map[int32]bool{}
 	var finished, marked int
 	for _, m := range members {
 		counts[m.counted]++
@@ -17,6 +18,9 @@ func recount(members map[int]*member) map[string]any {
 		}
 		if m.counted != other && m.counted != succeeded && m.Size > 0 {
 			sizes[m.Size] = true
+			if m.counted == bound {
+				boundSizes[m.Size] = true
+			}
 		}
 		if m.counted == pending || m.counted == bound {
 			active[m.Controller], priorities[m.Priority] = true, true
@@ -28,6 +32,9 @@ func recount(members map[int]*member) map[string]any {
 		}
 	}
 	size := 0
+	if len(boundSizes) > 0 {
+		sizes = boundSizes
+	}
 	for n := range sizes {
 		size = n
 	}

@@ -282,7 +282,7 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 	case PhaseBinding:
 		return reasons.GroupBinding
 	case PhaseBroken:
-		if r.size() == 0 {
+		if r.size() == 0 || m != nil && m.Size != r.size() {
 			return r.disagree()
 		}
 		return reasons.GroupBroken(r.counts[bound]+r.succeededCounted, r.size()).Because(r.waitsFor)

@@ -246,24 +246,61 @@ func TestLastIndexFails(t *testing.T) {
 	}
 }
 
+// addBroken creates a job of four pods, and binds all but the last one.
+func (c controllers) addBroken() (pods []*pod) {
+	c.Helper()
+	pods = c.add(4, "train", 4, "job-1")
+	for _, p := range pods {
+		c.try(p)
+	}
+	for _, fails := range []bool{false, true} {
+		for _, bind := range c.granted {
+			c.bind(bind, fails)
+		}
+		c.granted = nil
+		c.collectDecided()
+	}
+	c.wantBound("first job", pods, 3)
+	return pods
+}
+
+// A group of a job is bound but for one pod, which is deleted. Another job of the same group name has all of its pods: it is bound whole or not at
+// all, so none of them stands for the deleted one.
+func TestGapBesideAnotherJob(t *testing.T) {
+	for name, replaced := range map[string]bool{"the first job replaces its pod": true, "the first job is over": false} {
+		t.Run(name, func(t *testing.T) {
+			c := controllers{newFixture(t)}
+			first := c.addBroken()
+			second := c.add(4, "train", 4, "job-2")
+			c.delete(first[3])
+			c.fill(4) // One card is free.
+			for range 10 {
+				c.advance(time.Second)
+				c.tryAll()
+				c.bindGranted()
+			}
+			if replaced {
+				first[3] = c.add(1, "train", 4, "job-1")[0]
+			}
+			c.settle()
+			c.wantBound("second job", second, 0)
+			if replaced {
+				c.wantBound("first job", first, 4)
+				c.wantNoEviction()
+			} else {
+				c.wantPhase(PhaseEvicting)
+			}
+		})
+	}
+}
+
 // A group of a job is bound but for one pod, and the bound pods succeed. They count for this job only: another one of the same group name is bound whole
 // or not at all.
 func TestCompletedPodsOfAnotherJob(t *testing.T) {
 	for name, lastExists := range map[string]bool{"the last pod is gone": false, "the last pod waits": true} {
 		t.Run(name, func(t *testing.T) {
 			c := controllers{newFixture(t)}
-			first := c.add(4, "train", 4, "job-1")
-			for _, p := range first {
-				c.try(p)
-			}
-			for _, fails := range []bool{false, true} {
-				for _, bind := range c.granted {
-					c.bind(bind, fails)
-				}
-				c.granted = nil
-				c.collectDecided()
-			}
-			c.wantBound("first job", first, 3)
+			first := c.addBroken()
 			c.fill(5) // No room for four.
 			second := c.add(4, "train", 4, "job-2")
 			for _, p := range first {

@@ -152,7 +152,7 @@ func TestGroupRuns(t *testing.T) {
 		},
 		"a group that is bound in part, and a pod with another number": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(4), pending("c").created(4).member("g", 3)},
-			[]string{"1: Invalid 1/3: the members disagree on the group's size: a says 2, c says 3"},
+			[]string{"1: Broken 1/3: only 1 of 2 members are bound"},
 		},
 		"the extender knows that a member was deleted before all were bound": {
 			[]podBuilder{bound("a", "1").boundSince(5), pending("b").created(6).refused("0/1 nodes are available: 1 gang: only 1 of 2 members are bound, the group is retried after a pause.")},
