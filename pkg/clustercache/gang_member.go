@@ -28,7 +28,7 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 		return nil
 	}
 	m := &gang.Member{
-		Pod: p, Gang: key, PodGroup: podGroup, Size: group.Size, LeaderWorkerSet: group.LeaderWorkerSet, JobSet: protocol.JobSetOf(pod),
+		Pod: p, Gang: key, PodGroup: podGroup, Size: group.Size, JobSet: protocol.JobSetOf(pod),
 		Created: pod.CreationTimestamp.Time, Template: protocol.TemplateHash(pod), Shape: protocol.ShapeHash(pod),
 		Node: pod.Spec.NodeName, Run: protocol.Shorten(pod.Annotations[protocol.AnnotationGroupRun]),
 		MarkedWhole: pod.Spec.NodeName != "" && pod.Annotations[protocol.AnnotationGroupWhole] == "true",
@@ -44,6 +44,9 @@ func memberOf(pod *corev1.Pod, p gpu.Pod, problem error) *gang.Member {
 	}
 	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 		m.Controller, m.Kind = ownerOf(owner, pod.Labels).ID(), owner.Kind
+	}
+	if group.LeaderWorkerSet {
+		m.Kind = gang.LeaderWorkerSet
 	}
 	for i := range pod.Status.Conditions {
 		switch condition := &pod.Status.Conditions[i]; {

@@ -213,7 +213,7 @@ func TestGangMember(t *testing.T) {
 		"owned by a controller":                {[]fake.PodEdit{owned}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "Job" }},
 		"of a Deployment":                      {[]fake.PodEdit{ofDeployment}, func(m *gang.Member) { m.Controller, m.Kind = "Deployment serve-v2", "ReplicaSet" }},
 		"of a ReplicaSet without a Deployment": {[]fake.PodEdit{ofReplicaSet}, func(m *gang.Member) { m.Controller, m.Kind = "owner", "ReplicaSet" }},
-		"of a LeaderWorkerSet":                 {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.LeaderWorkerSet = "job/2f1a", true }},
+		"of a LeaderWorkerSet":                 {[]fake.PodEdit{ofReplica}, func(m *gang.Member) { m.Gang.Name, m.Kind = "job/2f1a", gang.LeaderWorkerSet }},
 		"bound":                                {[]fake.PodEdit{fake.Bound("n1", 0), scheduled}, func(m *gang.Member) { m.Node, m.BoundAt = "n1", begin }},
 		"bound, the time is unknown":           {[]fake.PodEdit{fake.Bound("n1", 0)}, func(m *gang.Member) { m.Node = "n1" }},
 		"a condition without a node":           {[]fake.PodEdit{scheduled}, func(*gang.Member) {}},

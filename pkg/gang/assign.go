@@ -100,11 +100,9 @@ func (mgr *Manager) home(g *group, m *member) *run {
 	return g.unfinishedRun()
 }
 
-// takes reports whether a running run takes the pod: one of a controller that it accepts. While one of its members runs, it takes any pod of a
-// native group, since kube-scheduler counts all pods of a PodGroup together, and any pod of a LeaderWorkerSet, whose workers have another
-// controller after each restart of their leader.
+// takes reports whether a running run takes the pod.
 func (r *run) takes(m *member) bool {
-	return r.accepts(m.Controller) || (m.Gang.Native || m.LeaderWorkerSet) && r.counts[bound] > 0
+	return r.accepts(m.Controller) || m.takenByLiveRun() && r.counts[bound] > 0
 }
 
 // mayInclude reports whether the bound pod m may belong to this run, of which no bound pod is known yet. It may if the run has a pod of m's
@@ -132,7 +130,7 @@ func (mgr *Manager) join(r *run, m *member) {
 func (mgr *Manager) leave(m *member) {
 	r := m.run
 	r.add(m, -1)
-	if (m.Gang.Native || m.LeaderWorkerSet) && r.phase == PhaseRunning { // While it runs, it takes pods of any controller.
+	if m.takenByLiveRun() && r.phase == PhaseRunning {
 		r.forget(m.Controller)
 	}
 	delete(r.members, m.UID)
@@ -273,11 +271,10 @@ func (r *run) lostMembers() bool {
 
 // removeIfEmpty removes a run without members, unless its binds are in flight.
 func (mgr *Manager) removeIfEmpty(r *run) {
-	if len(r.members) > 0 || r.plan != nil || r.removed {
+	g := mgr.groups[r.key]
+	if len(r.members) > 0 || r.plan != nil || g == nil {
 		return
 	}
-	r.removed = true
-	g := mgr.groups[r.key]
 	g.runs = slices.DeleteFunc(g.runs, func(o *run) bool { return o == r })
 	mgr.removeIfUnused(g)
 }

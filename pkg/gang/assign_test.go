@@ -170,7 +170,7 @@ func TestPartition(t *testing.T) {
 // these runs, so no member is evicted, although a label completes the names now.
 func TestPartitionCompletedNames(t *testing.T) {
 	in := func(group string) memberEdit {
-		return func(m *Member) { m.Gang.Name, m.LeaderWorkerSet, m.Controller = group, true, group }
+		return func(m *Member) { m.Gang.Name, m.Kind, m.Controller = group, LeaderWorkerSet, group }
 	}
 	mgr := newManager(t)
 	for _, m := range []Member{

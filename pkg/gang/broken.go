@@ -14,7 +14,7 @@ import (
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
-	// next is when the next reads are requested; zero if none are needed.
+	// next is when the next reads or evictions are requested.
 	next time.Time
 	// asked is true while a requested read is unanswered.
 	asked bool
@@ -28,21 +28,15 @@ type verification struct {
 // startVerification starts the verification of a run that is broken. After a failed plan it continues the former verification, unless
 // further members were bound.
 func (mgr *Manager) startVerification(r *run, now time.Time) {
-	if r.verification.next.IsZero() || r.counts[bound] > r.verification.bound {
-		r.verification = verification{bound: r.counts[bound], next: now}
+	if n := r.counts[bound]; n > r.verification.bound {
+		r.verification = verification{bound: n, next: now}
 	}
 }
 
 // verify requests the reads or the evictions that are due.
 func (mgr *Manager) verify(r *run, now time.Time) {
 	v := &r.verification
-	switch {
-	case v.next.IsZero():
-		return
-	case r.counts[bound] == 0:
-		r.verification = verification{}
-		return
-	case now.Before(v.next):
+	if r.counts[bound] == 0 || now.Before(v.next) {
 		return
 	}
 	if v.asked {
@@ -81,7 +75,7 @@ func (mgr *Manager) requestReads(r *run) {
 // readAnswered continues the verification after an answer.
 func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	v := &r.verification
-	if !v.asked || r.removed || r.phase == PhaseRunning || r.phase == PhaseBinding || r.phase == PhaseEvicting {
+	if !v.asked || r.phase == PhaseRunning || r.phase == PhaseBinding || r.phase == PhaseEvicting {
 		return
 	}
 	if v.over.IsZero() {

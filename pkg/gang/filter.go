@@ -91,7 +91,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 		mgr.extend(r, now)
 	}
 	if mgr.takeLate(r, pm, now) {
-		mgr.requeue(pm.node)
+		mgr.effects.Requeue = true
 		return FilterResult{Reason: reasons.GroupTimedOut}
 	}
 	if pm.node == "" {

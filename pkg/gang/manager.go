@@ -72,10 +72,8 @@ type Observer interface {
 
 // Effects are the actions that the caller of a Manager must perform.
 type Effects struct {
-	// Requeue is true if kube-scheduler must retry rejected pods, by a change of RequeueNode, or of any node if that is
-	// empty.
-	Requeue     bool
-	RequeueNode string
+	// Requeue is true if kube-scheduler must retry rejected pods.
+	Requeue bool
 	// RequeueAbove are the priorities of gangs that became whole: kube-scheduler must retry rejected pods of a higher priority, which can preempt
 	// their members now.
 	RequeueAbove []int32
@@ -215,7 +213,7 @@ func (mgr *Manager) SetMember(m Member, now time.Time) {
 	_, filtered := mgr.unknownPods[m.UID]
 	delete(mgr.unknownPods, m.UID)
 	if filtered {
-		mgr.requeue("")
+		mgr.effects.Requeue = true
 	}
 	if !mgr.leading {
 		return
@@ -319,11 +317,8 @@ func (mgr *Manager) Tick(now time.Time) {
 // exhaust the memory.
 const maxUnknown = 20_000
 
-// due handles what has become due for a run, which an earlier one in the same Tick can have ended.
+// due handles what has become due for a run. If an earlier one in the same Tick has ended it, nothing is.
 func (mgr *Manager) due(r *run, now time.Time) {
-	if r.removed {
-		return
-	}
 	mgr.reportIncomplete(r, now)
 	mgr.verify(r, now)
 	p := r.plan
@@ -343,25 +338,11 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	}
 }
 
-// requeue makes kube-scheduler retry rejected pods, by a change of this node, or of any node if it is empty.
-func (mgr *Manager) requeue(node string) {
-	mgr.effects.Requeue = true
-	if node != "" {
-		mgr.effects.RequeueNode = node
-	}
-}
-
 // requeueParked requeues the run's unbound members, if any of them was rejected.
 func (mgr *Manager) requeueParked(r *run) {
-	if !r.parked || r.unbound() == 0 {
-		return
+	if r.parked && r.unbound() > 0 {
+		r.parked, mgr.effects.Requeue = false, true
 	}
-	r.parked = false
-	node := ""
-	if chosen := r.needed().members; len(chosen) > 0 && r.offers[chosen[0].Template].known() {
-		node = r.offers[chosen[0].Template].nodes.names[0]
-	}
-	mgr.requeue(node)
 }
 
 // requeueUnknown requeues the members of a run that may plan, if it needs candidate nodes for that.

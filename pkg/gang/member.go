@@ -50,11 +50,9 @@ type Member struct {
 	Problem string
 	// Created is truncated to seconds.
 	Created time.Time
-	// LeaderWorkerSet is true if the pod is of a LeaderWorkerSet.
-	LeaderWorkerSet bool
 	// JobSet is the name of the JobSet that the pod is of; empty if it is of none. The pod's controller is one of the Jobs of it.
 	JobSet string
-	// Controller identifies the controller whose pods replace the pod; empty if it has none. Kind is the kind of its owner.
+	// Controller identifies the controller whose pods replace the pod; empty if it has none. Kind is the kind of its owner, or LeaderWorkerSet.
 	Controller, Kind string
 	// Template is equal for pods that get the same candidate nodes.
 	Template string
@@ -78,6 +76,14 @@ type Member struct {
 	// ShortOfResources is true if kube-scheduler's message on the pod says that nodes lack GPU memory, CPU or other resources.
 	ShortOfResources bool
 }
+
+// LeaderWorkerSet is the Kind of the pods of a LeaderWorkerSet, whatever their owner is.
+const LeaderWorkerSet = "LeaderWorkerSet"
+
+// takenByLiveRun reports whether the pod joins a run of its group while one of the run's members runs, whatever its controller is. This is so for any pod
+// of a native group, since kube-scheduler counts all pods of a PodGroup together, and for any pod of a LeaderWorkerSet, whose workers have
+// another controller after each restart of their leader.
+func (m *Member) takenByLiveRun() bool { return m.Gang.Native || m.Kind == LeaderWorkerSet }
 
 // category is what a member counts as.
 type category uint8

@@ -117,7 +117,7 @@ func (mgr *Manager) placesAlone(key Key) bool { return mgr.podGroups[key].Alone 
 // PodGroup than its minCount haven't ended (k8s.io/kubernetes pkg/scheduler/framework/plugins/gangscheduling, PreEnqueue). It is zero if there are
 // enough.
 func (g *group) belowMinCount(r *run) reasons.Group {
-	if !g.key.Native || r.phase != PhaseRunning || r.unbound() == 0 || r.unbound()+r.counts[bound] >= r.size() {
+	if !g.key.Native || r.unbound() == 0 || r.unbound()+r.counts[bound] >= r.size() {
 		return reasons.Group{}
 	}
 	unfinished := g.cardless

@@ -64,9 +64,7 @@ func (mgr *Manager) Reports() (out []Report, leads bool) {
 	mgr.mu.Lock()
 	for _, g := range mgr.groups {
 		for _, r := range g.runs {
-			report := mgr.report(r)
-			report.Reason = cmp.Or(report.Reason, g.belowMinCount(r))
-			out = append(out, report)
+			out = append(out, mgr.report(r))
 		}
 		if len(g.runs) == 0 && g.cardless > 0 {
 			out = append(out, Report{Group: g.key, Cardless: g.cardless, Reason: reasons.GroupCardless(g.cardless)})
@@ -85,7 +83,7 @@ func (mgr *Manager) report(r *run) Report {
 	waitsSince := r.needed().since
 	report := Report{
 		Group: r.key, ID: r.id, Phase: r.shownPhase(), Size: r.size(), Counted: r.existing(),
-		WaitsSince: waitsSince, Since: cmp.Or(waitsSince, r.since),
+		Reason: mgr.reason(r, nil), WaitsSince: waitsSince, Since: cmp.Or(waitsSince, r.since),
 		Bound: make([]string, 0, r.counts[bound]), Pending: make([]string, 0, r.unbound()),
 	}
 	for _, m := range r.ordered() {
@@ -101,9 +99,6 @@ func (mgr *Manager) report(r *run) Report {
 		if problem := m.problem(); problem != "" && report.Problem == "" && m.counted == ineligible && r.phase != PhaseRunning {
 			report.Problem = m.Name + ": " + problem
 		}
-	}
-	if r.phase != PhaseRunning {
-		report.Reason = mgr.reason(r, nil)
 	}
 	return report
 }

@@ -50,13 +50,11 @@ type run struct {
 	verification verification
 	// inherited is true if members were bound by another leader: this process doesn't know whether all were.
 	inherited bool
-	// reportAt is when an Event reports that the run gets no more than the reported number of members. stalled is true once that is so.
+	// reportAt is when it is clear that the run gets no more than the reported number of members; zero once it is.
 	reportAt time.Time
 	reported int
-	stalled  bool
 	// lastEvent is the reason and text of the latest Event.
 	lastEvent string
-	removed   bool
 }
 
 // add counts a member n times, see tally.add.
@@ -203,8 +201,11 @@ func (mgr *Manager) startReport(r *run, now time.Time) {
 	if r.existing() == r.reported {
 		return
 	}
-	r.reported, r.reportAt, r.stalled = r.existing(), now.Add(mgr.Patience), false
+	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
 }
+
+// stalled reports whether the run gets no more members.
+func (r *run) stalled() bool { return r.reported > 0 && r.reportAt.IsZero() }
 
 // reportIncomplete continues a run that gets no more members. If its controllers continue an earlier run, its members join that one. Otherwise
 // it records an Event. Often the missing members will never be created: by default a StatefulSet creates its next pod only when the previous
@@ -214,10 +215,10 @@ func (mgr *Manager) reportIncomplete(r *run, now time.Time) {
 	case r.reportAt.IsZero(), now.Before(r.reportAt):
 		return
 	case r.phase != PhaseIncomplete || r.size() == 0 || r.counts[pending] == 0:
-		r.reportAt, r.reported, r.stalled = time.Time{}, 0, false
+		r.reportAt, r.reported = time.Time{}, 0
 		return
 	}
-	r.reportAt, r.stalled = time.Time{}, true
+	r.reportAt = time.Time{}
 	if mgr.continues(r) {
 		mgr.requeueParked(r)
 		mgr.rehome(r, now)

@@ -250,19 +250,17 @@ func (mgr *Manager) Status(uid gpu.PodUID) (Status, bool) {
 	if m == nil || m.run == nil || !m.awaitsBind() {
 		return Status{}, false
 	}
-	status := Status{Group: m.Gang, Since: m.run.needed().since}
-	if m.run.phase == PhaseRunning {
-		status.Reason = mgr.groups[m.Gang].belowMinCount(m.run)
-		return status, status.Reason != reasons.Group{}
-	}
-	status.Reason = mgr.reason(m.run, m)
-	return status, true
+	status := Status{Group: m.Gang, Reason: mgr.reason(m.run, m), Since: m.run.needed().since}
+	return status, status.Reason != reasons.Group{}
 }
 
-// reason returns why a member of a run that isn't running is pending. If m is nil, it is one that has no problem, and a place in the plan if there
-// is one.
+// reason returns why a member of the run is pending; none if it is placed like a single pod. If m is nil, it is one that has no problem, and a place in
+// the plan if there is one.
 func (mgr *Manager) reason(r *run, m *member) reasons.Group {
-	if m != nil && m.problem() != "" {
+	switch {
+	case r.phase == PhaseRunning:
+		return mgr.groups[r.key].belowMinCount(r)
+	case m != nil && m.problem() != "":
 		return reasons.GroupInvalid(m.problem())
 	}
 	switch r.phase {
@@ -305,7 +303,7 @@ func (mgr *Manager) incomplete(r *run) reasons.Group {
 	switch {
 	case asking < r.size() && asking+cardless >= r.size():
 		reason = reason.Cardless(cardless)
-	case r.stalled && asking == r.existing():
+	case r.stalled() && asking == r.existing():
 		reason = reason.Stalled(r.workload())
 	}
 	return reason
@@ -329,11 +327,7 @@ func (r *run) awaitsOthers() reasons.Group {
 func (r *run) workload() string {
 	kinds := map[string]bool{}
 	for _, m := range r.members {
-		switch {
-		case m.counted != pending:
-		case m.LeaderWorkerSet:
-			kinds["LeaderWorkerSet"] = true
-		default:
+		if m.counted == pending {
 			kinds[m.Kind] = true
 		}
 	}

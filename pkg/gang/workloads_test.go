@@ -60,7 +60,7 @@ func (c controllers) wantBound(what string, pods []*pod, want ...int) {
 	}
 }
 
-func ofLeaderWorkerSet(m *Member) { m.LeaderWorkerSet, m.Kind = true, "StatefulSet" }
+func ofLeaderWorkerSet(m *Member) { m.Kind = LeaderWorkerSet }
 
 // replica creates a replica of a LeaderWorkerSet: a leader of the StatefulSet of all leaders, and workers of a StatefulSet of their own.
 func (c controllers) replica(group string, i, generation, size, number int) []*pod {

@@ -18,7 +18,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/requeue"
@@ -65,7 +64,6 @@ type groups struct {
 	nominator *sampling.Nominator
 	manager   *gang.Manager
 	cache     clusterCache
-	ledger    *ledger.Ledger
 	binder    *binding.Binder
 	requeue   *requeue.Requeuer
 	evictor   interface{ Evict(pods []gpu.Pod) }
@@ -309,7 +307,7 @@ func (g *groups) act() {
 	}
 	effects := g.manager.TakeEffects()
 	if effects.Requeue {
-		g.requeue.RequeueAll(effects.RequeueNode)
+		g.requeue.RequeueAll("")
 	}
 	if len(effects.RequeueAbove) > 0 {
 		g.requeue.Preemptible(slices.Min(effects.RequeueAbove))

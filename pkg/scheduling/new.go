@@ -109,7 +109,7 @@ func (s *Scheduler) newGroups() *groups {
 		AwaitsTurn: func(pod gpu.Pod) bool { return s.fair.awaitsTurn(pod) },
 	}
 	return &groups{
-		GangOptions: s.Gangs, cache: s.cache, ledger: s.ledger, binder: s.binder, requeue: s.requeue, evictor: s.members, verifier: s.binder, recorder: s.Recorder,
+		GangOptions: s.Gangs, cache: s.cache, binder: s.binder, requeue: s.requeue, evictor: s.members, verifier: s.binder, recorder: s.Recorder,
 		leading: s.Leading, bindTimeout: s.BindTimeout, clock: s.Clock, manager: gang.New(options),
 	}
 }

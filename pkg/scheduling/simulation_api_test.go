@@ -702,7 +702,7 @@ func (a *apiServer) joined(p *apiPod) {
 		r = &run{key: key, controllers: map[string]bool{}, term: a.w.terms, generation: p.generation}
 		a.runs[key] = r
 	}
-	if controller := p.info.Member.Controller; r.whole && !p.info.Member.LeaderWorkerSet && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
+	if controller := p.info.Member.Controller; r.whole && p.info.Member.Kind != gang.LeaderWorkerSet && r.proven() && !r.controllers[controller] && !p.late && p.created > max(r.wholeAt, a.w.blind)+time.Second {
 		a.w.fail("%s of controller %q joins run %v, which was whole before and has none of its pods", p.name(), controller, key)
 	}
 	r.controllers[p.info.Member.Controller] = true
