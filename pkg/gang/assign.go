@@ -217,9 +217,6 @@ func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
 		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
-		if unfinished := g.unfinishedRun(); m.Node == "" && unfinished != nil && unfinished.whole() {
-			mgr.move(unfinished, PhaseRunning, now)
-		}
 		mgr.join(mgr.findOrBegin(g, m, now), m)
 	}
 	if unfinished := g.unfinishedRun(); unfinished != nil && unfinished.inherited && (unfinished.whole() || unfinished.lostMembers()) {

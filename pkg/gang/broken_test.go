@@ -61,10 +61,7 @@ func TestLostAnswer(t *testing.T) {
 	if !slices.Equal(result.Nodes, []string{last.node}) {
 		t.Fatalf("the last member may go to %v, want %s: %s", result.Nodes, last.node, result.Reason.Text())
 	}
-	permit, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now)
-	if reason != nil {
-		t.Fatal(reason)
-	}
+	permit := s.manager.RequestPermit(last.pod.UID, last.node, s.now)
 	<-permit.Decided
 	if permit.Rejection != nil || !permit.MarkWhole || permit.OpenedAt != s.now {
 		t.Errorf("rejection %v, completes %t, opened at %v", permit.Rejection, permit.MarkWhole, permit.OpenedAt)
@@ -99,7 +96,7 @@ func TestLastPlaceLost(t *testing.T) {
 	last := s.held[0]
 	s.advance(2 * testPatience)
 	s.ledger.SetNode(last.node, ledger.NodeSpec{Unit: gpu.GiB})
-	if _, reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now); reason == nil || *reason != reasons.GroupPlaceLost {
+	if reason := s.manager.RequestPermit(last.pod.UID, last.node, s.now).Rejection; reason == nil || *reason != reasons.GroupPlaceLost {
 		t.Fatalf("rejected: %v, want %v", reason, reasons.GroupPlaceLost)
 	}
 	s.wantPhase(PhaseBinding)

@@ -28,9 +28,9 @@ func TestSlowArrival(t *testing.T) {
 			for node := ""; !s.inBind(p) && node == ""; { // A late member is rejected once more.
 				if result := s.manager.filterAll(p.UID, s.nodes, s.now); len(result.Nodes) > 0 {
 					node = result.Nodes[0]
-					permit, reason := s.manager.RequestPermit(p.UID, node, s.now)
-					if reason != nil {
-						t.Fatal(reason)
+					permit := s.manager.RequestPermit(p.UID, node, s.now)
+					if permit.Rejection != nil {
+						t.Fatal(permit.Rejection)
 					}
 					s.held = append(s.held, bindCall{p, node, permit})
 				}
@@ -287,17 +287,14 @@ func TestPlaceIsCheckedAtPermit(t *testing.T) {
 			s.create("job", 1, 16, "t")
 			result := s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 			tc.change(s)
-			permit, reason := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
-			if (reason != nil) != tc.lost {
-				t.Fatalf("rejected: %v", reason)
-			}
+			permit := s.manager.RequestPermit(s.created[0].UID, result.Nodes[0], s.now)
+			<-permit.Decided
 			if tc.lost {
-				if *reason != reasons.GroupPlaceLost || s.manager.Phases()[PhasePending] != 1 {
-					t.Errorf("%v, %v", reason, s.manager.Phases())
+				if permit.Rejection == nil || *permit.Rejection != reasons.GroupPlaceLost || s.manager.Phases()[PhasePending] != 1 {
+					t.Errorf("%v, %v", permit.Rejection, s.manager.Phases())
 				}
 				return
 			}
-			<-permit.Decided
 			if permit.Rejection != nil || !permit.MarkWhole || permit.Run != string(s.created[0].UID) {
 				t.Errorf("rejection %v, completes %t, run %q", permit.Rejection, permit.MarkWhole, permit.Run)
 			}

@@ -62,8 +62,8 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	case r.phase == PhaseEvicting:
 		return FilterResult{Reason: reasons.GroupEvicting}
 	case r.phase == PhaseBinding:
-		if pm := r.plan.members[m.UID]; pm == r.plan.last && pm.state < memberBinding {
-			return mgr.nodesFromPlan(r, m, pm, names, all, now) // Its earlier call was cancelled.
+		if m.place == r.plan.last && m.place.state < memberBinding {
+			return mgr.nodesFromPlan(m.place, names, all, now) // Its earlier call was cancelled.
 		}
 		return FilterResult{Reason: reasons.GroupBinding}
 	case r.plan == nil && !r.enough():
@@ -77,31 +77,31 @@ func (mgr *Manager) filter(r *run, m *member, names []string, all *candidates, n
 	if r.plan == nil && !mgr.tryPlan(r, now) {
 		return FilterResult{Reason: r.waitsFor}
 	}
-	pm := r.plan.members[m.UID]
-	if pm == nil {
+	if m.place == nil {
 		return FilterResult{Reason: reasons.GroupSurplus}
 	}
-	return mgr.nodesFromPlan(r, m, pm, names, all, now)
+	return mgr.nodesFromPlan(m.place, names, all, now)
 }
 
 // nodesFromPlan answers from the plan. If the planned node isn't among the names (because they are a sample, or for a reason that only
 // kube-scheduler knows, such as a member that it has placed there), the member moves to a node that is.
-func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []string, all *candidates, now time.Time) FilterResult {
+func (mgr *Manager) nodesFromPlan(pm *plannedMember, names []string, all *candidates, now time.Time) FilterResult {
+	r := pm.run
 	if r.key.Native && r.phase == PhasePlanned {
 		mgr.extend(r, now)
 	}
-	if mgr.takeLate(r, pm, now) {
+	if mgr.takeLate(pm, now) {
 		mgr.effects.Requeue = true
 		return FilterResult{Reason: reasons.GroupTimedOut}
 	}
 	if pm.node == "" {
 		return FilterResult{Nodes: names}
 	}
-	if slices.Contains(names, pm.node) || mgr.movePlace(m, pm, names, now) {
+	if slices.Contains(names, pm.node) || mgr.movePlace(pm, names, now) {
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
 	}
-	if !mgr.keepPlace(r, m, pm, now) {
+	if !mgr.keepPlace(pm, now) {
 		return FilterResult{Reason: reasons.GroupPlaceLost}
 	}
 	if slices.Contains(all.names, pm.node) {
@@ -110,7 +110,7 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 	if r.phase == PhaseBinding {
 		return FilterResult{Reason: reasons.GroupUnplaced} // The member's place stays reserved until the plan ends.
 	}
-	if mgr.exchangePlace(r, m, pm, names, now) {
+	if mgr.exchangePlace(pm, names, now) {
 		pm.passed = true
 		return FilterResult{Nodes: []string{pm.node}}
 	}
@@ -120,8 +120,8 @@ func (mgr *Manager) nodesFromPlan(r *run, m *member, pm *plannedMember, names []
 
 // movePlace moves the member's reservation to one of the nodes, or to another card of its node. It reports whether one
 // has room.
-func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now time.Time) bool {
-	node, ok := mgr.Ledger.Move(ledger.Request{Pod: m.Pod, Nodes: nodes}, mgr.View, now)
+func (mgr *Manager) movePlace(pm *plannedMember, nodes []string, now time.Time) bool {
+	node, ok := mgr.Ledger.Move(ledger.Request{Pod: pm.Pod, Nodes: nodes}, mgr.View, now)
 	if ok {
 		mgr.setPlace(pm, node)
 	}
@@ -130,18 +130,17 @@ func (mgr *Manager) movePlace(m *member, pm *plannedMember, nodes []string, now 
 
 // exchangePlace gives the member the place of an equal one, on one of the nodes, and that one the member's place. It reports whether there is an
 // equal member that kube-scheduler has not placed yet. The plan doesn't know what constraints such as spreading make of their order.
-func (mgr *Manager) exchangePlace(r *run, m *member, pm *plannedMember, nodes []string, now time.Time) bool {
+func (mgr *Manager) exchangePlace(pm *plannedMember, nodes []string, now time.Time) bool {
 	offered := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		offered[node] = true
 	}
-	for _, o := range r.plan.order {
-		other := r.members[o.uid]
-		if o.passed || !offered[o.node] || o.requirements != pm.requirements || other.Template != m.Template {
+	for _, o := range pm.run.plan.members {
+		if o.passed || !offered[o.node] || o.asked != pm.asked || o.Template != pm.Template {
 			continue
 		}
-		places, _ := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: m.Pod, Nodes: []string{o.node}}, {Pod: other.Pod, Nodes: []string{pm.node}}},
-			[][]gpu.PodUID{{m.UID, o.uid}}, mgr.View, now)
+		places, _ := mgr.Ledger.ReserveAll([]ledger.Request{{Pod: pm.Pod, Nodes: []string{o.node}}, {Pod: o.Pod, Nodes: []string{pm.node}}},
+			[][]gpu.PodUID{{pm.UID, o.UID}}, mgr.View, now)
 		if places == nil {
 			return false
 		}

@@ -224,7 +224,7 @@ func (s *fixture) filter(p *pod) passed {
 
 // arrive makes the bind call of a member.
 func (s *fixture) arrive(p *pod, node string) {
-	if permit, rejection := s.manager.RequestPermit(p.UID, node, s.now); rejection == nil {
+	if permit := s.manager.RequestPermit(p.UID, node, s.now); permit.Rejection == nil {
 		s.held = append(s.held, bindCall{p, node, permit})
 	}
 }

@@ -151,19 +151,18 @@ func (mgr *Manager) StartLeading(now time.Time) {
 	}
 	mgr.leading = true
 	mgr.findWholeRuns()
-	members := map[*group][]*member{}
+	members := map[Key][]*member{}
 	for _, m := range mgr.members {
 		m.groupProblem = mgr.resolve(&m.Member)
 		g := mgr.group(m.Gang)
 		if m.Cardless {
 			g.cardless++
 		} else {
-			members[g] = append(members[g], m)
+			members[m.Gang] = append(members[m.Gang], m)
 		}
 	}
-	byKey := func(a, b *group) int { return a.key.Compare(b.key) }
-	for _, g := range slices.SortedFunc(maps.Keys(members), byKey) {
-		mgr.partition(g, members[g], now)
+	for _, key := range slices.SortedFunc(maps.Keys(members), Key.Compare) {
+		mgr.partition(mgr.groups[key], members[key], now)
 	}
 }
 

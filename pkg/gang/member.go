@@ -143,6 +143,8 @@ type member struct {
 	serial uint64
 	// run is nil for a cardless member, and while the Manager doesn't lead.
 	run *run
+	// place is its part of the run's plan; nil if it has none.
+	place *plannedMember
 	// counted is what run's tally counts the member as.
 	counted category
 	// groupProblem is what is wrong with the member's native group, see Manager.resolve; empty if there is no problem.

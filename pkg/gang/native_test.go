@@ -213,10 +213,7 @@ func TestNativeCallGivenUp(t *testing.T) {
 	pods := s.add("train", 2, 16, "t")
 	s.cycle("train", 2, pods[1].UID)
 	node, _, _ := s.ledger.Lookup(pods[0].UID)
-	permit, rejection := s.manager.RequestPermit(pods[0].UID, node, s.now)
-	if rejection != nil {
-		t.Fatal(rejection)
-	}
+	permit := s.manager.RequestPermit(pods[0].UID, node, s.now)
 	s.advance(5 * time.Second)
 	s.want("one call is held", map[string]int{}, 32)
 	if !s.manager.CancelPermit(pods[0].UID, permit, s.now) {

@@ -37,54 +37,38 @@ func (p *Permit) grant(opened time.Time, markWhole bool) {
 	close(p.Decided)
 }
 
-// RequestPermit handles a bind call for the pod on the node. It returns a permit to wait for, or nil and the reason why
-// the pod can't be bound.
-func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) (*Permit, *reasons.Group) {
+// RequestPermit handles a bind call for the pod on the node. It returns a permit to wait for.
+func (mgr *Manager) RequestPermit(uid gpu.PodUID, node string, now time.Time) *Permit {
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
-	m := mgr.members[uid]
+	permit, m := &Permit{Decided: make(chan struct{})}, mgr.members[uid]
 	if m == nil {
-		return nil, &reasons.GroupUnknown
+		permit.reject(reasons.GroupUnknown)
+		return permit
 	}
-	permit := &Permit{Decided: make(chan struct{}), run: m.run}
-	if m.Cardless {
+	permit.run = m.run
+	switch pm := m.place; {
+	case m.Cardless:
 		permit.grant(now, false)
-		return permit, nil
-	}
-	if !mgr.leading {
-		return nil, &reasons.GroupStarting
-	}
-	r := m.run
-	if r.phase == PhaseRunning {
+	case !mgr.leading:
+		permit.reject(reasons.GroupStarting)
+	case m.run.phase == PhaseRunning:
 		permit.grant(now, true)
-		return permit, nil
-	}
-	if r.plan == nil {
-		reason := mgr.reason(r, m)
-		return nil, &reason
-	}
-	pm := r.plan.members[uid]
-	switch {
+	case m.run.plan == nil:
+		permit.reject(mgr.reason(m.run, m))
 	case pm == nil, pm.node != "" && pm.node != node:
-		return nil, &reasons.GroupChanged
+		permit.reject(reasons.GroupChanged)
 	case pm.state >= memberBinding:
-		return nil, &reasons.GroupBinding
+		permit.reject(reasons.GroupBinding)
+	default:
+		mgr.arrive(pm, permit, now)
 	}
-	mgr.arrive(r, pm, permit, now)
-	switch kept := mgr.keepPlace(r, m, pm, now); {
-	case !kept:
-		return nil, permit.Rejection
-	case r.plan.isOpen():
-		mgr.advance(r, now)
-	case r.plan.count[memberArrived] == len(r.plan.members):
-		mgr.openBarrier(r, now)
-	}
-	return permit, nil
+	return permit
 }
 
-// arrive lets a bind call wait for its permit.
-func (mgr *Manager) arrive(r *run, pm *plannedMember, permit *Permit, now time.Time) {
-	p := r.plan
+// arrive lets a bind call wait for its permit, and continues the run if all have arrived that it waits for.
+func (mgr *Manager) arrive(pm *plannedMember, permit *Permit, now time.Time) {
+	r, p := pm.run, pm.run.plan
 	if p.isOpen() {
 		p.opened = now // The call that waited when the barrier opened was cancelled.
 	}
@@ -96,6 +80,13 @@ func (mgr *Manager) arrive(r *run, pm *plannedMember, permit *Permit, now time.T
 	}
 	pm.permit = permit
 	p.set(pm, memberArrived)
+	switch kept := mgr.keepPlace(pm, now); {
+	case !kept:
+	case p.isOpen():
+		mgr.advance(r, now)
+	case p.count[memberArrived] == len(p.members):
+		mgr.openBarrier(r, now)
+	}
 }
 
 // rejectOne rejects the bind call of a member, which is expected again.
@@ -114,7 +105,7 @@ func (p *plan) grant(pm *plannedMember, opened time.Time, markWhole bool) {
 
 // rejectArrived rejects the bind calls that wait.
 func (p *plan) rejectArrived(reason reasons.Group) {
-	for _, pm := range p.order {
+	for _, pm := range p.members {
 		if pm.state == memberArrived {
 			p.rejectOne(pm, reason)
 		}
@@ -123,11 +114,11 @@ func (p *plan) rejectArrived(reason reasons.Group) {
 
 // keepPlace moves the member to another card of its node if its card is missing, unhealthy or over-full. If none has room, it ends the plan and
 // returns false.
-func (mgr *Manager) keepPlace(r *run, m *member, pm *plannedMember, now time.Time) bool {
-	if pm.node == "" || mgr.Ledger.StillUsable(m.UID) || mgr.movePlace(m, pm, []string{pm.node}, now) {
+func (mgr *Manager) keepPlace(pm *plannedMember, now time.Time) bool {
+	if pm.node == "" || mgr.Ledger.StillUsable(pm.UID) || mgr.movePlace(pm, []string{pm.node}, now) {
 		return true
 	}
-	if r.plan.isOpen() {
+	if r := pm.run; r.plan.isOpen() {
 		mgr.failLast(r, reasons.GroupPlaceLost, now)
 	} else {
 		mgr.abandonPlan(r, reasons.GroupPlaceLost, now)
@@ -137,8 +128,8 @@ func (mgr *Manager) keepPlace(r *run, m *member, pm *plannedMember, now time.Tim
 
 // keepPlaces is keepPlace for all members of a plan whose barrier hasn't opened.
 func (mgr *Manager) keepPlaces(r *run, now time.Time) bool {
-	for _, pm := range r.plan.order {
-		if !mgr.keepPlace(r, r.members[pm.uid], pm, now) {
+	for _, pm := range r.plan.members {
+		if !mgr.keepPlace(pm, now) {
 			return false
 		}
 	}
@@ -153,13 +144,13 @@ func (mgr *Manager) openBarrier(r *run, now time.Time) {
 		return
 	}
 	if r.id == "" || r.counts[bound] == 0 {
-		r.id = string(p.order[0].uid)
+		r.id = string(p.members[0].UID)
 	}
 	p.opened = now
 	mgr.move(r, PhaseBinding, now)
 	mgr.Observer.BarrierOpened(now.Sub(p.firstArrived))
-	p.last = p.order[len(p.order)-1]
-	for _, pm := range p.order {
+	p.last = p.members[len(p.members)-1]
+	for _, pm := range p.members {
 		if pm != p.last {
 			p.grant(pm, now, false)
 		}
@@ -190,10 +181,11 @@ func (mgr *Manager) timeOut(r *run, now time.Time) {
 // in kube-scheduler's queue. If the late member passed now, its bind call could wait alone and time out before the others return. Then the
 // calls of the others would time out without it, and so on. So the late member is rejected, unless another member has arrived already. Then all
 // return at the same time.
-func (mgr *Manager) takeLate(r *run, pm *plannedMember, now time.Time) bool {
+func (mgr *Manager) takeLate(pm *plannedMember, now time.Time) bool {
 	if pm.state != memberLate {
 		return false
 	}
+	r := pm.run
 	r.plan.set(pm, memberExpected)
 	mgr.extend(r, now)
 	return r.plan.count[memberArrived] == 0
@@ -219,8 +211,8 @@ func (mgr *Manager) CancelPermit(uid gpu.PodUID, permit *Permit, now time.Time) 
 		return permit.Rejection != nil
 	default:
 	}
-	r := permit.run // A pending permit always belongs to a planned member.
-	r.plan.rejectOne(r.plan.members[uid], reasons.GroupChanged)
+	r := permit.run
+	r.plan.rejectOne(mgr.members[uid].place, reasons.GroupChanged) // A pending permit always belongs to a planned member.
 	if r.plan.isOpen() {
 		mgr.extend(r, now)
 	}
@@ -250,16 +242,15 @@ func (mgr *Manager) NotBound(uid gpu.PodUID, now time.Time) {
 	if m == nil || m.run == nil || m.run.phase != PhaseBinding {
 		return
 	}
-	if pm := m.run.plan.members[uid]; pm != nil && pm.state == memberBinding { // Else the bind began before the plan.
-		mgr.recordOutcome(m.run, pm, false, now)
+	if m.place != nil && m.place.state == memberBinding { // Else the bind began before the plan.
+		mgr.recordOutcome(m.run, m.place, false, now)
 	}
 }
 
 // bindSeen records the outcome of a bind, if a change of the member shows it. The barrier of the run is open, and the member may have left the
 // run.
 func (mgr *Manager) bindSeen(r *run, m *member, now time.Time) {
-	pm := r.plan.members[m.UID]
-	switch {
+	switch pm := m.place; {
 	case pm == nil, pm.state >= memberBound:
 	case m.Node != "":
 		mgr.recordOutcome(r, pm, true, now)
@@ -308,7 +299,7 @@ func (mgr *Manager) failLast(r *run, reason reasons.Group, now time.Time) {
 	last := r.plan.last
 	r.plan.rejectArrived(reason)
 	if last.node != "" {
-		mgr.Release(last.uid)
+		mgr.Release(last.UID)
 	}
 	mgr.recordOutcome(r, last, false, now)
 }

@@ -13,9 +13,8 @@ import (
 
 // plan holds the node of each member that the run needs, and the state of the barrier at their binds.
 type plan struct {
-	members map[gpu.PodUID]*plannedMember
-	// order are the members, the oldest first.
-	order   []*plannedMember
+	// members are the oldest first.
+	members []*plannedMember
 	profile queue.Profile
 	// made is when the places were reserved.
 	made    time.Time
@@ -36,9 +35,9 @@ type plan struct {
 
 // plannedMember is a member's part of a plan.
 type plannedMember struct {
-	uid gpu.PodUID
-	// requirements are what the place was chosen for: users can change labels.
-	requirements requirements
+	*member
+	// asked is what the place was chosen for: users can change labels.
+	asked requirements
 	// node is the planned node; empty for a member that only kube-scheduler can place. Its reservation there belongs to the plan until the permit is
 	// granted, and then to the bind.
 	node  string
@@ -93,19 +92,16 @@ func (mgr *Manager) beginPlan(r *run, n *needs, places []ledger.ChosenNode, now 
 	if n.wholeCards {
 		mgr.endWholeCards(now)
 	}
-	p := &plan{
-		members: make(map[gpu.PodUID]*plannedMember, len(n.members)),
-		profile: mgr.profile(r), made: now, wholeCards: n.wholeCards,
-	}
+	p := &plan{profile: mgr.profile(r), made: now, wholeCards: n.wholeCards}
 	mgr.Failures.Placed(p.profile)
 	r.plan, r.noRoom = p, noRoom{}
 	for _, m := range n.members {
-		pm := &plannedMember{uid: m.UID, requirements: m.requirements()}
-		p.members[m.UID], p.order = pm, append(p.order, pm)
+		m.place = &plannedMember{member: m, asked: m.requirements()}
+		p.members = append(p.members, m.place)
 	}
-	p.count[memberExpected] = len(p.order)
+	p.count[memberExpected] = len(p.members)
 	for i, m := range n.requesters {
-		mgr.setPlace(p.members[m.UID], places[i].Node)
+		mgr.setPlace(m.place, places[i].Node)
 	}
 	mgr.move(r, PhasePlanned, now)
 	mgr.extend(r, now)
@@ -150,9 +146,9 @@ func (mgr *Manager) take(
 			continue
 		}
 		var set []gpu.PodUID
-		for _, pm := range r.plan.order {
+		for _, pm := range r.plan.members {
 			if pm.node != "" {
-				set = append(set, pm.uid)
+				set = append(set, pm.UID)
 			}
 		}
 		runs, yielding = append(runs, r), append(yielding, set)
@@ -179,8 +175,8 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
 	planned := map[string]bool{}
 	for r := range mgr.placed {
-		for i := 0; lower(r) && i < len(r.plan.order); i++ {
-			planned[r.plan.order[i].node] = true
+		for i := 0; lower(r) && i < len(r.plan.members); i++ {
+			planned[r.plan.members[i].node] = true
 		}
 	}
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !planned[node] })
@@ -188,7 +184,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 		return "", false
 	}
 	yields := func(r *run) bool {
-		return lower(r) && slices.ContainsFunc(r.plan.order, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
+		return lower(r) && slices.ContainsFunc(r.plan.members, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
 	}
 	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, now)
 	if places == nil || places[0].Existing {
@@ -210,16 +206,15 @@ func (mgr *Manager) endWholeCards(now time.Time) {
 // setPlace sets the planned node of a member.
 func (mgr *Manager) setPlace(pm *plannedMember, node string) {
 	pm.node = node
-	mgr.Ledger.SetSource(ledger.Planned, pm.uid)
+	mgr.Ledger.SetSource(ledger.Planned, pm.UID)
 }
 
 // checkPlan ends the plan of a run whose members don't match it any more.
 func (mgr *Manager) checkPlan(r *run, m *member, now time.Time) {
-	pm := r.plan.members[m.UID]
-	switch {
+	switch pm := m.place; {
 	case pm != nil && (m.run != r || m.counted != pending):
 		mgr.abandonPlan(r, reasons.GroupDeleted, now)
-	case r.lacking() != len(r.plan.members), pm != nil && (pm.requirements != m.requirements() || m.Size != r.size()):
+	case r.lacking() != len(r.plan.members), pm != nil && (pm.asked != m.requirements() || m.Size != r.size()):
 		mgr.abandonPlan(r, reasons.GroupChanged, now)
 	}
 }
@@ -229,10 +224,11 @@ func (mgr *Manager) endPlan(r *run, reason reasons.Group) {
 	p := r.plan
 	r.plan = nil
 	p.rejectArrived(reason)
-	for _, pm := range p.order {
-		mgr.Ledger.ResetSource(ledger.Planned, pm.uid)
+	for _, pm := range p.members {
+		pm.place = nil
+		mgr.Ledger.ResetSource(ledger.Planned, pm.UID)
 		if pm.node != "" && pm.state < memberBinding {
-			mgr.Release(pm.uid)
+			mgr.Release(pm.UID)
 		}
 	}
 }

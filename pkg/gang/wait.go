@@ -273,7 +273,7 @@ func (mgr *Manager) reason(r *run, m *member) reasons.Group {
 		}
 		return r.awaitsOthers()
 	case PhasePlanned:
-		if m != nil && r.plan.members[m.UID] == nil {
+		if m != nil && m.place == nil {
 			return reasons.GroupSurplus
 		}
 		return reasons.GroupArriving(r.plan.count[memberArrived], len(r.plan.members))

@@ -173,12 +173,8 @@ func (g *groups) arrive(ctx context.Context, uid gpu.PodUID, node string) (*gang
 	if err := g.binder.ConfirmNode(ctx, node); err != nil {
 		return nil, err
 	}
-	requested, rejection := g.manager.RequestPermit(uid, node, g.clock.Now())
-	g.act()
-	if rejection != nil {
-		return nil, *rejection
-	}
-	return requested, nil
+	defer g.act()
+	return g.manager.RequestPermit(uid, node, g.clock.Now()), nil
 }
 
 // outcome returns the permit, or why it was rejected.
