@@ -48,34 +48,42 @@ func (mgr *Manager) begin(g *group, now time.Time) *run {
 }
 
 // findOrBegin returns the member's home. If it has none, it begins a run or makes the pod part of one.
-//
-// A bound pod without a home was bound by another leader: the watch was behind when this process became the leader, and then began again with
-// a list. The pods of a list come in any order, so the other members of the pod's run may follow, or be known as unbound. So the pod becomes
-// part of the run that isn't running, if mayInclude allows it. giveUp decides later whether this run has lost members; if so, none is
-// evicted. As in partition, of several such runs only the one that was bound last can be broken. A pod that can't be part of it counts as a
-// member of a whole run.
 func (mgr *Manager) findOrBegin(g *group, m *member, now time.Time) *run {
-	home, unfinished := mgr.home(g, m), g.unfinishedRun()
-	switch {
+	switch home := mgr.home(g, m); {
 	case home != nil:
 		return home
 	case m.Node == "":
 		return mgr.begin(g, now)
-	case m.Run != "" && unfinished != nil && unfinished.phase == PhaseBroken && unfinished.inherited && unfinished.lastBound().Before(m.BoundAt):
-		mgr.startRunning(unfinished, now)
-		unfinished = g.unfinishedRun()
+	case m.Run != "":
+		if r := mgr.inherit(g, m, now); r != nil {
+			return r
+		}
+	}
+	r := mgr.begin(g, now)
+	r.id = m.Run
+	mgr.move(r, PhaseRunning, now)
+	return r
+}
+
+// inherit makes a bound pod part of the run that isn't running, or begins one. It returns nil if the pod's run was whole.
+//
+// Another leader has bound the pod: the watch was behind when this process became the leader, and then began again with a list. The pods of a
+// list come in any order, so the other members of the pod's run may follow, or be known as unbound. giveUp decides later whether this run has lost
+// members; if so, none is evicted. As in partition, of several such runs only the one that was bound last can be broken.
+func (mgr *Manager) inherit(g *group, m *member, now time.Time) *run {
+	r := g.unfinishedRun()
+	if r != nil && r.phase == PhaseBroken && r.inherited && r.lastBound().Before(m.BoundAt) {
+		mgr.startRunning(r, now)
+		r = g.unfinishedRun()
 	}
 	switch {
-	case m.Run == "", unfinished == nil && (m.marksWhole() || m.category() != bound), unfinished != nil && !unfinished.mayInclude(m):
-		r := mgr.begin(g, now)
-		r.id = m.Run
-		mgr.move(r, PhaseRunning, now)
-		return r
-	case unfinished == nil:
-		unfinished = mgr.begin(g, now)
+	case r != nil && !r.mayInclude(m), r == nil && (m.marksWhole() || m.category() != bound):
+		return nil
+	case r == nil:
+		r = mgr.begin(g, now)
 	}
-	unfinished.id, unfinished.inherited = m.Run, true
-	return unfinished
+	r.id, r.inherited = m.Run, true
+	return r
 }
 
 // home returns the run that a member belongs to:
@@ -175,8 +183,7 @@ func (mgr *Manager) continues(r *run) (found bool) {
 		}
 		for _, m := range r.members {
 			if m.JobSet != "" && jobSets[m.JobSet] && o.lacking() > 0 {
-				o.accept(m.Controller)
-				found = true
+				o.controller(m.Controller).accepted, found = true, true
 			}
 		}
 	}
@@ -185,12 +192,11 @@ func (mgr *Manager) continues(r *run) (found bool) {
 
 // findWholeRuns sets ofWholeRun of all members.
 func (mgr *Manager) findWholeRuns() {
-	type run struct{ namespace, name, id string }
-	of := func(m *member) run {
+	of := func(m *member) [3]string {
 		name, _, _ := strings.Cut(m.Gang.Name, "/")
-		return run{m.Namespace, name, m.Run}
+		return [...]string{m.Namespace, name, m.Run}
 	}
-	whole := map[run]bool{}
+	whole := map[[3]string]bool{}
 	for _, m := range mgr.members {
 		if m.MarkedWhole && m.Run != "" {
 			whole[of(m)] = true
@@ -204,17 +210,9 @@ func (mgr *Manager) findWholeRuns() {
 // partition divides the members of a group into runs. Bound members belong to the run that their annotation names. At
 // most one of these runs can be broken: the one that was bound last. Any earlier run must have ended or been whole before that one began.
 func (mgr *Manager) partition(g *group, members []*member, now time.Time) {
-	class := func(m *member) int {
-		switch {
-		case m.category() == bound:
-			return 0
-		case m.Node != "":
-			return 1
-		}
-		return 2
-	}
 	slices.SortFunc(members, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(class(a), class(b)), b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
+		return cmp.Or(gpu.TrueFirst(a.category() == bound, b.category() == bound), gpu.TrueFirst(a.Node != "", b.Node != ""),
+			b.BoundAt.Compare(a.BoundAt), compareAge(a, b))
 	})
 	for _, m := range members {
 		mgr.join(mgr.findOrBegin(g, m, now), m)

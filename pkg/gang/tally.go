@@ -47,11 +47,7 @@ func (t *tally) add(m *member, n int) {
 			addTo(t.boundSizes, m.Size, n)
 		}
 	}
-	c := t.controllers[m.Controller]
-	if c == nil {
-		c = &controllerTally{}
-		t.controllers[m.Controller] = c
-	}
+	c := t.controller(m.Controller)
 	t.succeededCounted -= c.countSucceeded(m.Controller)
 	switch what {
 	case pending, bound:
@@ -78,14 +74,14 @@ func (t *tally) forget(controller string) {
 	}
 }
 
-// accept accepts a controller that has no member in the run yet.
-func (t *tally) accept(controller string) {
-	c := t.controllers[controller]
+// controller returns the tally of a controller, and adds one if there is none.
+func (t *tally) controller(name string) *controllerTally {
+	c := t.controllers[name]
 	if c == nil {
 		c = &controllerTally{}
-		t.controllers[controller] = c
+		t.controllers[name] = c
 	}
-	c.accepted = true
+	return c
 }
 
 // acceptSurplus accepts the controllers of all members once those that the run needs are bound, but no controller that has
