@@ -42,7 +42,7 @@ func (mgr *Manager) group(key Key) *group {
 
 // begin adds a run without members.
 func (mgr *Manager) begin(g *group, now time.Time) *run {
-	r := &run{key: g.key, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]*offer{}}
+	r := &run{key: g.key, members: map[gpu.PodUID]*member{}, tally: newTally(), since: now, offers: map[string]offer{}}
 	g.runs = append(g.runs, r)
 	return r
 }

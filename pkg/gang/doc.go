@@ -4,7 +4,8 @@
 // A run is one all-or-nothing start of a group. Everything in this package is decided per run. The phase of a run changes
 // only in move, and only as the table in state.go permits. A run passes four steps:
 //
-//   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member and orders the runs, needs.go chooses those to place together).
+//   - Count: enough members must exist (tally.go counts them, run.go handles a change of a member and orders the runs, needs.go chooses those to
+//     place together).
 //   - Plan: memory is reserved for all of them in the ledger, or for none (plan.go). wait.go decides when a run is tried and what it waits for.
 //   - Permit: each member's bind call waits at a barrier until all have arrived (permit.go, RequestPermit and openBarrier).
 //   - Bind: all members but one are bound at the same time, the last one after the others (permit.go, advance). The outcome of a

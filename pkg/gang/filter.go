@@ -170,19 +170,14 @@ type offer struct {
 	at    time.Time
 }
 
-func (o *offer) known() bool { return o != nil && o.nodes != nil && len(o.nodes.names) > 0 }
+func (o offer) known() bool { return o.nodes != nil && len(o.nodes.names) > 0 }
 
 // offer records the candidate nodes of a member. All members of its template share them.
 func (mgr *Manager) offer(r *run, m *member, nodes *candidates, now time.Time) {
-	o := r.offers[m.Template]
-	if o == nil {
-		o = &offer{}
-		r.offers[m.Template] = o
-	}
-	if o.nodes != nodes && r.needs != nil {
+	if r.offers[m.Template].nodes != nodes && r.needs != nil {
 		r.needs.requests = nil // They name other nodes now.
 	}
-	o.nodes, o.at = nodes, now
+	r.offers[m.Template] = offer{nodes, now}
 }
 
 // candidates is a set of candidate nodes. Equal sets are one value, whatever their order.

@@ -326,7 +326,6 @@ func (mgr *Manager) due(r *run, now time.Time) {
 	case r.phase == PhaseBinding:
 		if p.last.state == memberExpected && !now.Before(p.expires) {
 			mgr.failLast(r, reasons.GroupExpired, now)
-			mgr.removeIfEmpty(r)
 		}
 	case p.count[memberArrived] > 0:
 		if now.Sub(p.firstArrived) >= mgr.Hold && mgr.keepPlaces(r, now) {

@@ -140,7 +140,7 @@ func (g *group) belowMinCount(r *run) reasons.Group {
 func (mgr *Manager) offerEligible(r *run, n *needs, now time.Time) {
 	eligible := map[string]*candidates{}
 	for _, m := range n.members {
-		if o := r.offers[m.Template]; m.Request == 0 || o != nil && o.nodes != nil && now.Sub(o.at) < noRoomMin {
+		if o := r.offers[m.Template]; m.Request == 0 || o.nodes != nil && now.Sub(o.at) < noRoomMin {
 			continue
 		}
 		nodes, known := eligible[m.Shape]

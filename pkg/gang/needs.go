@@ -18,10 +18,9 @@ import (
 type needs struct {
 	// members are the oldest pending ones.
 	members    []*member
-	size       queue.Size
 	wholeCards bool
-	// shapeKey is queue.Profile.ShapeKey; empty until it is needed.
-	shapeKey string
+	// profile is what Failures is asked about the run; nil until it is needed.
+	profile *queue.Profile
 	// requests are those of requesters, the members that the ledger places; nil if they must be built again.
 	requests   []ledger.Request
 	requesters []*member
@@ -52,7 +51,6 @@ func (r *run) needed() *needs {
 			}
 			if m.counted == pending && m.Gated == gated && (controller == "" || m.Controller == controller) && r.mayComplete(m) {
 				n.members = append(n.members, m)
-				n.size.Memory, n.size.Cards = n.size.Memory.Add(m.Request), n.size.Cards+m.NumCards()
 				n.wholeCards = n.wholeCards || m.Request == 0
 			}
 		}
@@ -162,12 +160,14 @@ func (mgr *Manager) build(r *run, n *needs) {
 // profile returns what Failures is asked about the run.
 func (mgr *Manager) profile(r *run) queue.Profile {
 	n := r.needed()
-	if n.shapeKey == "" {
-		sum := uint64(0) // Whatever the order of the members.
+	if n.profile == nil {
+		sum, size := uint64(0), queue.Size{} // Whatever the order of the members.
 		for _, m := range n.members {
 			sum += maphash.Comparable(mgr.seed, m.requirements())
+			size.Memory, size.Cards = size.Memory.Add(m.Request), size.Cards+m.NumCards()
 		}
-		n.shapeKey = strconv.FormatUint(sum, 36)
+		shape := strconv.FormatUint(sum, 36)
+		n.profile = &queue.Profile{Namespace: r.key.Namespace, ID: r.key.ItemID(), ShapeKey: shape, Size: size, CompletesGroup: r.counts[bound] > 0}
 	}
-	return queue.Profile{Namespace: r.key.Namespace, ID: r.key.ItemID(), ShapeKey: n.shapeKey, Size: n.size, CompletesGroup: r.counts[bound] > 0}
+	return *n.profile
 }

@@ -261,8 +261,8 @@ func (mgr *Manager) abandonPlan(r *run, reason reasons.Group, now time.Time) {
 func (mgr *Manager) fail(r *run, p *plan, now time.Time) {
 	mgr.Failures.Failed(p.profile, p.made, now)
 	r.reservedFor, r.waitsFor = 0, reasons.GroupPaused
-	for _, offer := range r.offers {
-		offer.nodes = nil
+	for template, o := range r.offers {
+		r.offers[template] = offer{at: o.at}
 	}
 	r.needed().requests = nil
 }

@@ -33,7 +33,7 @@ type run struct {
 
 	plan *plan
 	// offers are the latest candidate nodes by Member.Template.
-	offers map[string]*offer
+	offers map[string]offer
 	// needs are the members to place; nil if they must be computed again: see needed.
 	needs *needs
 	// waitsFor is why the latest attempt to plan failed. noRoom is its result if there was no room: each filter call for a member asks for it.

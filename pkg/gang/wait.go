@@ -216,8 +216,7 @@ func (r *run) onlyLacksResources(now time.Time) bool {
 		}
 	}
 	return !slices.ContainsFunc(r.needed().members, func(m *member) bool {
-		o := r.offers[m.Template]
-		return !short[m.Template] && (r.waitsFor != reasons.GroupNoRoom || o == nil || now.Sub(o.at) > queue.KubeSchedulerRetries)
+		return !short[m.Template] && (r.waitsFor != reasons.GroupNoRoom || now.Sub(r.offers[m.Template].at) > queue.KubeSchedulerRetries)
 	})
 }
 

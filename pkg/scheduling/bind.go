@@ -68,7 +68,7 @@ func (s *Scheduler) permitFor(ctx context.Context, request BindRequest) (permit,
 	if err := s.cache.Ready(); err != nil {
 		return permit{}, reasons.ResultNotReady, err
 	}
-	if pod, known := s.cachedPod(request); !known || pod.Node != "" || !s.groups.needsPermit(pod) {
+	if pod, known := s.cachedPod(request); !known || pod.Node != "" || s.groups.memberOf(pod) == nil {
 		return permit{deadline: s.Clock.Now().Add(s.BindTimeout)}, "", nil
 	}
 	granted, err := s.groups.awaitPermit(ctx, gpu.PodUID(request.UID), request.Node)
@@ -171,7 +171,7 @@ func (s *Scheduler) checkBind(pod *clustercache.PodInfo, permit permit) (reasons
 	switch {
 	case pod.Node != "":
 		return reasons.ResultBadRequest, fmt.Errorf("%w: the pod is bound to node %s already", binding.ErrBadRequest, pod.Node)
-	case s.groups.needsPermit(pod) && permit.gang == nil:
+	case s.groups.memberOf(pod) != nil && permit.gang == nil:
 		return reasons.ResultHeldBack, reasons.GroupUnknown // The cache doesn't have the pod yet.
 	case !pod.Managed:
 		return reasons.ResultBadRequest, errUnmanaged

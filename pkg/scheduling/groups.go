@@ -114,9 +114,6 @@ func (g *groups) filter(pod *clustercache.PodInfo, nodes []string) (result Filte
 	return result, true
 }
 
-// needsPermit reports whether the pod's bind needs a permit.
-func (g *groups) needsPermit(pod *clustercache.PodInfo) bool { return g.memberOf(pod) != nil }
-
 // incomplete reports whether the pod is a member of a gang that isn't known to be whole.
 func (g *groups) incomplete(pod *clustercache.PodInfo) bool {
 	if g.memberOf(pod) == nil {

@@ -240,7 +240,7 @@ func (r *replica) bind(call *bindCall) {
 func (r *replica) bindPermitted(call *bindCall) error {
 	s, uid := r.scheduler, gpu.PodUID(call.request.UID)
 	s.requeue.BindStarted(uid)
-	if pod, known := s.cachedPod(call.request); !known || pod.Node != "" || !s.groups.needsPermit(pod) {
+	if pod, known := s.cachedPod(call.request); !known || pod.Node != "" || s.groups.memberOf(pod) == nil {
 		_, err := s.bindClaimed(r.w.context(), call.request, permit{deadline: s.Clock.Now().Add(s.BindTimeout)})
 		return err
 	}
