@@ -88,7 +88,7 @@ func (mgr *Manager) inherit(g *group, m *member, now time.Time) *run {
 
 // home returns the run that a member belongs to:
 //   - a bound pod to the run that its annotation names;
-//   - an unbound pod that a running run takes to that run, which it joins alone;
+//   - an unbound pod of a controller that a running run accepts, or that any live run takes, to that run, which it joins alone;
 //   - any other unbound pod to the run that isn't running.
 //
 // It returns nil if there is no such run. All pods of a PodGroup that places them alone belong to one run.
@@ -98,7 +98,7 @@ func (mgr *Manager) home(g *group, m *member) *run {
 		case r.phase == PhaseRunning && mgr.placesAlone(g.key):
 			return r
 		case m.Node != "" && m.Run == r.id && (r.id != "" || r.phase == PhaseRunning),
-			m.Node == "" && r.phase == PhaseRunning && r.takes(m):
+			m.Node == "" && r.phase == PhaseRunning && (r.accepts(m.Controller) || m.takenByLiveRun() && r.counts[bound] > 0):
 			return r
 		}
 	}
@@ -106,11 +106,6 @@ func (mgr *Manager) home(g *group, m *member) *run {
 		return nil
 	}
 	return g.unfinishedRun()
-}
-
-// takes reports whether a running run takes the pod.
-func (r *run) takes(m *member) bool {
-	return r.accepts(m.Controller) || m.takenByLiveRun() && r.counts[bound] > 0
 }
 
 // mayInclude reports whether the bound pod m may belong to this run, of which no bound pod is known yet. It may if the run has a pod of m's

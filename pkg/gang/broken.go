@@ -9,28 +9,18 @@ import (
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
 // answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
-// reads in a row that were answered: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
-// missing member is read.
+// answers that follow each other in less than twice this time: while the API server doesn't answer, the state of the members is unknown. When the
+// patience is over, every missing member is read.
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
 	// next is when the next reads or evictions are requested.
 	next time.Time
-	// asked is true while a requested read is unanswered.
-	asked bool
-	// answered is true if the latest read was answered, and waited counts such reads whose former one was answered too.
-	answered bool
-	waited   int
+	// answered is when a read was last answered, and waited is what counts for the patience.
+	answered time.Time
+	waited   time.Duration
 	// over is when the patience was over; zero before.
 	over time.Time
-}
-
-// startVerification starts the verification of a run that is broken. After a failed plan it continues the former verification, unless
-// further members were bound.
-func (mgr *Manager) startVerification(r *run, now time.Time) {
-	if n := r.counts[bound]; n > r.verification.bound {
-		r.verification = verification{bound: n, next: now}
-	}
 }
 
 // verify requests the reads or the evictions that are due.
@@ -39,20 +29,15 @@ func (mgr *Manager) verify(r *run, now time.Time) {
 	if r.counts[bound] == 0 || now.Before(v.next) {
 		return
 	}
-	if v.asked {
-		v.answered = false
-	}
+	v.next = now.Add(queue.Retry)
 	switch {
 	case r.phase == PhaseEvicting:
 		for _, m := range r.sorted(func(m *member) bool { return m.counted == bound }) {
 			mgr.effects.Evict = append(mgr.effects.Evict, m.Pod)
 		}
-	case r.phase == PhaseBinding, r.size() == 0: // It is unknown how many members are missing.
-		v.answered = false
-	default:
+	case r.phase != PhaseBinding && r.size() > 0: // Otherwise it is unknown how many members are missing.
 		mgr.requestReads(r)
 	}
-	v.next = now.Add(queue.Retry)
 }
 
 // requestReads requests a read of one missing member, or of all missing members once the patience is over. If no missing member exists, it
@@ -69,22 +54,20 @@ func (mgr *Manager) requestReads(r *run) {
 	for _, m := range missing {
 		mgr.effects.Verify = append(mgr.effects.Verify, m.Pod)
 	}
-	v.asked = true
 }
 
 // readAnswered continues the verification after an answer.
 func (mgr *Manager) readAnswered(r *run, now time.Time) {
 	v := &r.verification
-	if !v.asked || r.phase == PhaseRunning || r.phase == PhaseBinding || r.phase == PhaseEvicting {
+	if r.counts[bound] == 0 || r.size() == 0 || r.phase != PhaseBroken && r.phase != PhasePlanned {
 		return
 	}
 	if v.over.IsZero() {
-		v.asked = false
-		if v.answered {
-			v.waited++
+		if since := now.Sub(v.answered); since < 2*queue.Retry {
+			v.waited += since
 		}
-		v.answered = true
-		if time.Duration(v.waited)*queue.Retry < mgr.Patience {
+		v.answered = now
+		if v.waited < mgr.Patience {
 			return
 		}
 		v.over, v.next = now, now

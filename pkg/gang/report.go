@@ -40,11 +40,8 @@ type Report struct {
 // pending, running and broken. Members that ask for no cards belong to no run, and those with the gate of fair sharing wait for their turn. podGroups is
 // nil if native groups are off.
 func NewSnapshot(members []Member, podGroups map[Key]PodGroup, now time.Time) *Manager {
-	gated := map[gpu.PodUID]bool{}
-	for i := range members {
-		gated[members[i].UID] = members[i].Gated
-	}
-	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}, AwaitsTurn: func(pod gpu.Pod) bool { return gated[pod.UID] }})
+	mgr := New(Options{Observer: discard{}, Failures: &queue.Failures{}})
+	mgr.AwaitsTurn = func(pod gpu.Pod) bool { return mgr.members[pod.UID].Gated }
 	if podGroups != nil {
 		mgr.ServePodGroups()
 	}

@@ -77,6 +77,8 @@ func (r *run) waits() bool { return (r.phase == PhasePending || r.phase == Phase
 // phaseWithoutPlan returns the phase of the run if it has no plan and isn't running.
 func (r *run) phaseWithoutPlan() Phase {
 	switch {
+	case r.counts[bound] > 0 && r.phase == PhaseEvicting:
+		return PhaseEvicting
 	case r.counts[bound] > 0:
 		return PhaseBroken
 	case r.enough():
@@ -85,7 +87,8 @@ func (r *run) phaseWithoutPlan() Phase {
 	return PhaseIncomplete
 }
 
-// continueRun continues a run after a change of one of its members. m may have left.
+// continueRun continues a run after a change of its member m, which may have left. The change can complete the run, show the outcome of a bind, or end
+// the plan; without a plan, it can change the phase. m is nil if something else has changed for a run without a plan.
 func (mgr *Manager) continueRun(r *run, m *member, now time.Time) {
 	if r.counts[bound] == 0 {
 		r.verification = verification{} // If the run is broken later, other members are missing.
@@ -102,22 +105,17 @@ func (mgr *Manager) continueRun(r *run, m *member, now time.Time) {
 	case r.plan != nil:
 		mgr.checkPlan(r, m, now)
 	default:
-		mgr.updatePhase(r, now)
+		if to := r.phaseWithoutPlan(); r.phase != to {
+			r.inherited = to == PhaseBroken
+			mgr.move(r, to, now)
+		}
+		mgr.continueWithoutPlan(r, now)
 	}
 	mgr.rank(r)
 	mgr.removeIfEmpty(r)
 }
 
-// updatePhase moves a run without a plan to the phase that its members determine.
-func (mgr *Manager) updatePhase(r *run, now time.Time) {
-	if to := r.phaseWithoutPlan(); r.phase != to && (r.phase != PhaseEvicting || to != PhaseBroken) {
-		r.inherited = to == PhaseBroken
-		mgr.move(r, to, now)
-	}
-	mgr.continueWithoutPlan(r, now)
-}
-
-// continueWithoutPlan continues a run without a plan.
+// continueWithoutPlan continues a run without a plan, after a change of its members, or of its phase. It begins what due continues.
 func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	if r.phase != PhaseEvicting && mgr.placesAlone(r.key) {
 		mgr.startRunning(r, now)
@@ -125,11 +123,15 @@ func (mgr *Manager) continueWithoutPlan(r *run, now time.Time) {
 	}
 	switch r.phase {
 	case PhaseIncomplete:
-		mgr.startReport(r, now)
+		if n := r.existing(); n != r.reported {
+			r.reported, r.reportAt = n, now.Add(mgr.Patience)
+		}
 	case PhasePending:
 		mgr.requeueUnknown(r, now)
 	case PhaseBroken:
-		mgr.startVerification(r, now)
+		if n := r.counts[bound]; n > r.verification.bound { // Otherwise the former verification goes on, after a failed plan.
+			r.verification = verification{bound: n, next: now}
+		}
 		mgr.requeueUnknown(r, now)
 	}
 }
@@ -223,17 +225,6 @@ func (mgr *Manager) recordEvent(r *run, warning bool, reason, text string) {
 	r.lastEvent = reason + text
 	mgr.effects.Events = append(mgr.effects.Events, Event{ordered[i].Pod, warning, reason, text})
 }
-
-// startReport makes reportIncomplete wait for further members.
-func (mgr *Manager) startReport(r *run, now time.Time) {
-	if r.existing() == r.reported {
-		return
-	}
-	r.reported, r.reportAt = r.existing(), now.Add(mgr.Patience)
-}
-
-// stalled reports whether the run gets no more members.
-func (r *run) stalled() bool { return r.reported > 0 && r.reportAt.IsZero() }
 
 // reportIncomplete continues a run that gets no more members. If its controllers continue an earlier run, its members join that one. Otherwise
 // it records an Event. Often the missing members will never be created: by default a StatefulSet creates its next pod only when the previous

@@ -302,7 +302,7 @@ func (mgr *Manager) incomplete(r *run) reasons.Group {
 	switch {
 	case asking < r.size() && asking+cardless >= r.size():
 		reason = reason.Cardless(cardless)
-	case r.stalled() && asking == r.existing():
+	case r.reported > 0 && r.reportAt.IsZero() && asking == r.existing():
 		reason = reason.Stalled(r.workload())
 	}
 	return reason
