@@ -97,7 +97,7 @@ func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Hand
 	}
 }
 
-// setOutlook sets the outlook and the costs of the nodes. Those of a node that has changed meanwhile are outdated until its next change.
+// setOutlook sets the outlook, and the costs of the nodes that haven't changed since their states were read.
 func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,7 +109,9 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	for i := range states {
 		if n := l.nodes[states[i].name]; n != nil {
 			n.excluded = states[i].Excluded
-			n.costs.Store(states[i].costs)
+			if states[i].equal(n.nodeRoom(n.cards)) {
+				n.costs.Store(states[i].costs)
+			}
 		}
 	}
 }
