@@ -96,7 +96,7 @@ func BenchmarkRank(b *testing.B) {
 		}
 		defer reportCPU(b)()
 		for i := 0; b.Loop(); i++ {
-			l.Rank(tentative, pod("asking", 1500), lists[i%2], func(int, placement.Suitability, reasons.Reason) {})
+			l.Rank(tentative, pod("asking", 1500), lists[i%2])
 		}
 	}, sizes...)
 }
@@ -112,7 +112,7 @@ func BenchmarkRankSample(b *testing.B) {
 				other[at]++
 			}
 			from, start := i%10*sample, cpuTime()
-			l.Rank(tentative, pod("asking", 1500), names[from:from+sample], func(int, placement.Suitability, reasons.Reason) {})
+			l.Rank(tentative, pod("asking", 1500), names[from:from+sample])
 			used += cpuTime() - start
 		}
 		b.ReportMetric(float64(used)/float64(b.N), "cpu-ns/op")
@@ -146,7 +146,7 @@ func BenchmarkRankLeastWaste(b *testing.B) {
 				}
 			}
 			view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste, TentativeAt: at}
-			l.Rank(view, pods[i%len(pods)], names, func(int, placement.Suitability, reasons.Reason) {})
+			l.Rank(view, pods[i%len(pods)], names)
 		}
 	}, sizes...)
 }
@@ -323,9 +323,7 @@ func BenchmarkLock(b *testing.B) {
 	for name, call := range map[string]func(){
 		"ForEachFit": func() { f.ForEachFit(asking, names, ignore) },
 		"FirstFit":   func() { f.FirstFit(full, names) },
-		"Rank": func() {
-			f.Rank(tentative, asking, names, func(int, placement.Suitability, reasons.Reason) {})
-		},
+		"Rank":       func() { f.Rank(tentative, asking, names) },
 		"NodesWithLowerPriority": func() { f.NodesWithLowerPriority(pod("asking", 1, -1), names) },
 		"FitsWithoutAssumed":     func() { f.FitsWithoutAssumed(full, names) },
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },

@@ -147,7 +147,7 @@ func TestConcurrentOperations(t *testing.T) {
 					l.DeleteNode(node)
 					l.ForEachFit(p, nodes, func(string, reasons.Reason) {})
 					l.AddTentative(p, nodes[:1], at)
-					l.Rank(tentative, p, nodes, func(int, placement.Suitability, reasons.Reason) {})
+					l.Rank(tentative, p, nodes)
 				case 9:
 					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, at)
 				case 10:

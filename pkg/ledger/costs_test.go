@@ -30,16 +30,17 @@ func TestRankKeptCosts(t *testing.T) {
 				if s.random.IntN(2) == 0 {
 					view.TentativeAt = at
 				}
-				got := s.rankAll(view, p)
+				got, results, _ := s.Rank(view, p, s.names)
 				s.ForgetCosts()
-				want := s.rankAll(view, p)
+				want, wantResults, _ := s.Rank(view, p, s.names)
 				expect(t, fmt.Sprint("seed ", seed, ", ", p), want, got)
+				expect(t, fmt.Sprint("seed ", seed, ", reasons for ", p), wantResults, results)
 				for i, reason := range s.check(p, s.names...) {
 					if reason == reasons.Fits {
 						fitting++
 					}
-					if view.TentativeAt.IsZero() && reason != want[i].Reason {
-						t.Errorf("seed %d, %v: ForEachFit %v, Rank %v for %s", seed, p, reason, want[i].Reason, s.names[i])
+					if view.TentativeAt.IsZero() && reason != results[i] {
+						t.Errorf("seed %d, %v: ForEachFit %v, Rank %v for %s", seed, p, reason, results[i], s.names[i])
 					}
 				}
 				if t.Failed() {
@@ -51,18 +52,6 @@ func TestRankKeptCosts(t *testing.T) {
 	if fitting < 10_000 {
 		t.Errorf("only %d nodes had room", fitting)
 	}
-}
-
-// rankedAs is the answer of Rank for a node.
-type rankedAs struct {
-	Suits  placement.Suitability
-	Reason reasons.Reason
-}
-
-func (s *costScene) rankAll(view ledger.View, p gpu.Pod) []rankedAs {
-	out := make([]rankedAs, len(s.names))
-	s.Rank(view, p, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) { out[i] = rankedAs{suits, reason} })
-	return out
 }
 
 // asking returns a pod without an allocation, mostly of one of the outlook's kinds.

@@ -78,33 +78,34 @@ type View struct {
 	Ignored map[string]bool
 }
 
-// Rank calls visit for each of the named nodes, in order, with its suitability and Fits, or the reason why the pod doesn't fit the node; i is the
-// position of the node in names. A node on which the pod has an allocation gets the best suitability. Rank reports whether it counted tentative
-// placements. visit runs under the lock and must not call the ledger.
-func (l *Ledger) Rank(view View, pod gpu.Pod, names []string, visit func(i int, suits placement.Suitability, reason reasons.Reason)) (tentative bool) {
+// Rank returns those of the named nodes that the pod fits, in order, and for each of the named nodes Fits or the reason why the pod doesn't fit it. A
+// node on which the pod has an allocation gets the best suitability. tentative is true if tentative placements counted.
+func (l *Ledger) Rank(view View, pod gpu.Pod, names []string) (fitting []placement.Candidate, results []reasons.Reason, tentative bool) {
+	fitting, results = make([]placement.Candidate, 0, len(names)), make([]reasons.Reason, len(names))
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	a, ranked := l.asker(&pod, view.Ignored), make([]rankedNode, len(names))
+	a := l.asker(&pod, view.Ignored)
 	kind, exact := l.kindOf(&view, &pod)
 	for i, name := range names {
-		n := l.nodes[name]
+		suits := placement.Suitability(placement.MaxScore)
 		switch a.home {
 		case "":
-			suits, reason := l.suitability(n, &view, &a, kind)
-			ranked[i] = rankedNode{n, suits, l.reasonBeside(n, &a, reason)}
+			n := l.nodes[name]
+			suits, results[i] = l.suitability(n, &view, &a, kind)
+			results[i] = l.reasonBeside(n, &a, results[i])
 		case name:
-			ranked[i] = rankedNode{n, placement.MaxScore, reasons.Fits}
+			results[i] = reasons.Fits
 		default:
-			ranked[i] = rankedNode{n, 0, reasons.Elsewhere}
+			results[i] = reasons.Elsewhere
+		}
+		if results[i] == reasons.Fits {
+			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
 		}
 	}
 	if !exact && a.home == "" {
-		l.refine(&view, &a, ranked)
+		l.refine(&view, &a, names, fitting)
 	}
-	for i := range ranked {
-		visit(i, ranked[i].suits, ranked[i].reason)
-	}
-	return slices.ContainsFunc(l.tentative, func(p *tentativePlacement) bool { return p.counts(&view) })
+	return fitting, results, slices.ContainsFunc(l.tentative, func(p *tentativePlacement) bool { return p.counts(&view) })
 }
 
 // chooseCards returns the cards of the node that the policy chooses for the pod, or the reason why the pod doesn't fit. n may be nil.

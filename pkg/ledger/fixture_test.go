@@ -168,27 +168,24 @@ func (f *fixture) check(pod gpu.Pod, names ...string) (results []reasons.Reason)
 }
 
 // rank returns the reason of each node for the pod, from Rank, which uses per-node sums.
-func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) (results []reasons.Reason) {
-	f.Rank(view, pod, names, func(_ int, _ placement.Suitability, reason reasons.Reason) { results = append(results, reason) })
+func (f *fixture) rank(view ledger.View, pod gpu.Pod, names ...string) []reasons.Reason {
+	_, results, _ := f.Rank(view, pod, names)
 	return results
 }
 
-// scores returns the score of each node for the pod.
-func (f *fixture) scores(policy placement.Policy, pod gpu.Pod, names ...string) (scores []int) {
-	f.Rank(ledger.View{Card: policy, Node: policy}, pod, names, func(_ int, s placement.Suitability, _ reasons.Reason) {
-		scores = append(scores, s.Score())
-	})
+// scores returns the score of each node for the pod; 0 if the pod doesn't fit.
+func (f *fixture) scores(policy placement.Policy, pod gpu.Pod, names ...string) []int {
+	scores := make([]int, len(names))
+	fitting, _, _ := f.Rank(ledger.View{Card: policy, Node: policy}, pod, names)
+	for _, c := range fitting {
+		scores[c.Node] = c.Suits.Score()
+	}
 	return scores
 }
 
 // best returns the node that suits the pod best. There must be one.
 func (f *fixture) best(view ledger.View, pod gpu.Pod, names []string) string {
-	var fitting []placement.Candidate
-	f.Rank(view, pod, names, func(i int, suits placement.Suitability, reason reasons.Reason) {
-		if reason == reasons.Fits {
-			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
-		}
-	})
+	fitting, _, _ := f.Rank(view, pod, names)
 	return names[placement.Best(fitting, 1)[0].Node]
 }
 

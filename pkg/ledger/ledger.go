@@ -92,7 +92,7 @@ type Node struct {
 }
 
 // Ledger holds the allocations of a cluster. Its methods are safe for concurrent use: mu guards everything. It is held for in-memory work only. The
-// caller's code runs under it only in the visit function of Rank, and in Resources.
+// caller's code runs under it only in Resources and Turns.
 type Ledger struct {
 	freedListeners []func(node string)
 	// resources is nil if only GPU memory counts, turns if fair sharing is off.

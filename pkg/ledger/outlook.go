@@ -141,34 +141,24 @@ func (l *Ledger) shapeOf(pod *gpu.Pod) placement.Shape {
 // maxRefined is the number of nodes for which a cost is computed for the pod's own shape.
 const maxRefined = 64
 
-// rankedNode is a node with its suitability for the pod's kind, or the reason why the pod doesn't fit.
-type rankedNode struct {
-	node   *node
-	suits  placement.Suitability
-	reason reasons.Reason
-}
-
-// refine rates the most suitable nodes again, by the pod's own shape. All other nodes then suit less.
-func (l *Ledger) refine(view *View, a *asker, ranked []rankedNode) {
-	shape := l.shapeOf(a.pod)
-	var best []placement.Candidate
-	seen := map[placement.Suitability]bool{}
-	for i := range ranked {
-		r := &ranked[i]
-		if r.reason != reasons.Fits {
-			continue
-		}
+// refine rates the most suitable of the named nodes that fit again, by the pod's own shape instead of its kind. All others then suit less.
+func (l *Ledger) refine(view *View, a *asker, names []string, fitting []placement.Candidate) {
+	shape, seen := l.shapeOf(a.pod), map[placement.Suitability]bool{}
+	var best []placement.Candidate // By their positions in fitting.
+	for i := range fitting {
+		c := &fitting[i]
 		// Of many nodes that are equal, such as empty ones, the first is enough.
-		if len(ranked) <= maxRefined || !seen[r.suits] {
-			seen[r.suits] = true
-			best = append(best, placement.Candidate{Node: i, Suits: r.suits})
+		if len(names) <= maxRefined || !seen[c.Suits] {
+			seen[c.Suits] = true
+			best = append(best, placement.Candidate{Node: i, Suits: c.Suits})
 		}
-		r.suits = 0
+		c.Suits = 0
 	}
 	slices.SortFunc(best, placement.Candidate.Compare)
-	for _, c := range best[:min(len(best), maxRefined)] {
-		n := ranked[c.Node].node
-		ranked[c.Node].suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsInView(n, view, a)), &shape))
+	for _, b := range best[:min(len(best), maxRefined)] {
+		c := &fitting[b.Node]
+		n := l.nodes[names[c.Node]]
+		c.Suits = placement.SuitsByCost(l.outlook.Cost(n.nodeRoom(l.cardsInView(n, view, a)), &shape))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // costScene is a ledger with what a test knows of it: enough to compute every suitability from nothing but the present state.
@@ -137,22 +136,19 @@ func (s *costScene) rank(what string, p gpu.Pod) (ranked, reservedAgainst int) {
 		shape = placement.Shape{Demand: p.Demand()}
 	}
 	view := ledger.View{Card: placement.Binpack, Node: placement.LeastWaste}
-	s.Rank(view, p, s.names, func(i int, suits placement.Suitability, reason reasons.Reason) {
-		if reason != reasons.Fits {
-			return
-		}
-		ranked++
-		name := s.names[i]
+	fitting, _, _ := s.Rank(view, p, s.names)
+	for _, c := range fitting {
+		name := s.names[c.Node]
 		seen, _ := s.Availability(name, p, nil)
 		room := placement.NodeRoom{Cards: seen.Cards, NodeResources: s.beside[name], All: all, Excluded: s.excluded[name]}
-		if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); suits != want {
-			s.t.Fatalf("%s: %s suits %v, want %v", what, name, suits, want)
+		if want := placement.SuitsByCost(s.outlook.Cost(&room, &shape)); c.Suits != want {
+			s.t.Fatalf("%s: %s suits %v, want %v", what, name, c.Suits, want)
 		}
 		if node, _ := s.Node(name); !slices.EqualFunc(node.Used, seen.Cards, func(used gpu.Memory, c placement.Card) bool { return used == c.Used }) {
 			reservedAgainst++
 		}
-	})
-	return ranked, reservedAgainst
+	}
+	return len(fitting), reservedAgainst
 }
 
 // TestRankByCost changes a cluster at random, and compares each suitability with the cost that is computed from the present state.

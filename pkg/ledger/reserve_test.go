@@ -10,7 +10,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
-	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
 // requests returns requests for the amounts, by pods named w0, w1 and so on.
@@ -352,12 +351,12 @@ func (s *reserveSimulation) oneByOne() ([]ledger.ChosenNode, int) {
 func (s *reserveSimulation) placeOneByOne(placed *int) (places []ledger.ChosenNode) {
 	for _, request := range s.requests {
 		best, most, free := "", placement.Suitability(-1), s.withFreeSlot(request.Pod)
-		s.reference.Rank(s.view, request.Pod, request.Nodes, func(i int, suits placement.Suitability, reason reasons.Reason) {
-			node := request.Nodes[i]
-			if reason == reasons.Fits && suits > most && slices.Contains(free, node) {
-				best, most = node, suits
+		fitting, _, _ := s.reference.Rank(s.view, request.Pod, request.Nodes)
+		for _, c := range fitting {
+			if node := request.Nodes[c.Node]; c.Suits > most && slices.Contains(free, node) {
+				best, most = node, c.Suits
 			}
-		})
+		}
 		if best == "" {
 			for i := range places {
 				s.reference.Release(s.requests[i].Pod.UID)

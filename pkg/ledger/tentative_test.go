@@ -62,13 +62,13 @@ func TestTentativePlacementExpires(t *testing.T) {
 		"not asked for":  {time.Time{}, reasons.Fits, false},
 	} {
 		view := ledger.View{Card: placement.Binpack, Node: placement.Binpack, TentativeAt: tc.now}
-		counted := f.Rank(view, pod("second", 10), []string{"n1"}, func(_ int, _ placement.Suitability, got reasons.Reason) {
-			expect(t, name, tc.want, got)
-		})
+		_, got, counted := f.Rank(view, pod("second", 10), []string{"n1"})
+		expect(t, name, []reasons.Reason{tc.want}, got)
 		expect(t, name+": counted", tc.counted, counted)
 	}
 	f.Remove("first")
-	expect(t, "counted after the pod's removal", false, f.Rank(tentative, pod("second", 10), nil, nil))
+	_, _, counted := f.Rank(tentative, pod("second", 10), nil)
+	expect(t, "counted after the pod's removal", false, counted)
 }
 
 func TestTentativePlacementShares(t *testing.T) {

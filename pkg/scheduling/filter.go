@@ -144,9 +144,6 @@ func (s *Scheduler) reservedFor(pod gpu.Pod, nodes []string, why []reasons.Reaso
 			reserved = append(reserved, nodes[i])
 		}
 	}
-	if len(reserved) == 0 {
-		return ""
-	}
 	return s.ledger.ReservedFor(pod, reserved)
 }
 
@@ -181,22 +178,15 @@ func (s *Scheduler) fit(c *filterCall) {
 // rank checks whether the pod fits each node. It returns the nodes that it fits, in order, and the reason of every node. Tentative placements of
 // other pods count as allocated, see addTentative.
 func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time) (fitting []placement.Candidate, results []reasons.Reason) {
-	fitting, results = make([]placement.Candidate, 0, len(nodes)), make([]reasons.Reason, len(nodes))
-	visit := func(i int, suits placement.Suitability, reason reasons.Reason) {
-		results[i] = reason
-		if reason == reasons.Fits {
-			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
-		}
-	}
 	view := s.view()
 	if s.FilterBest > 0 {
 		view.TentativeAt = now
 	}
-	tentative := s.ledger.Rank(view, pod, nodes, visit)
+	fitting, results, tentative := s.ledger.Rank(view, pod, nodes)
 	if tentative && len(fitting) == 0 {
 		// Not every tentative placement becomes an allocation. A pod that fits nowhere else may try such a node.
 		view.TentativeAt = time.Time{}
-		s.ledger.Rank(view, pod, nodes, visit)
+		fitting, results, _ = s.ledger.Rank(view, pod, nodes)
 	}
 	return fitting, results
 }
