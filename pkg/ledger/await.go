@@ -57,22 +57,21 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 	}
 	places := map[gpu.PodUID]*Place{}
 	for i := range r.Places {
-		places[r.Places[i].Pod.UID] = &r.Places[i]
+		if uid := r.Places[i].Pod.UID; !l.allocated(uid) {
+			places[uid] = &r.Places[i]
+		}
 	}
 	for i := range requests {
 		pod := &requests[i].Pod
-		place := places[pod.UID]
-		delete(places, pod.UID)
-		if !l.allocated(pod.UID) && (place == nil || place.Pod.Demand() != pod.Demand() || !l.nodes[place.Node].takes(place)) {
+		if l.allocated(pod.UID) {
+			continue
+		}
+		if place := places[pod.UID]; place == nil || place.Pod.Demand() != pod.Demand() || !l.nodes[place.Node].takes(place) {
 			return false
 		}
+		delete(places, pod.UID)
 	}
-	for uid := range places {
-		if !l.allocated(uid) {
-			return false // The pod isn't one of the item any more.
-		}
-	}
-	return true
+	return len(places) == 0 // Otherwise a pod isn't one of the item any more.
 }
 
 // takes reports whether the node takes the pod of the place, on cards that can be used and are large enough. n may be nil.
@@ -248,11 +247,10 @@ type awaitedChoice struct {
 	pods map[gpu.PodUID]bool
 	// known are the rates of nodes by demand and name, for the shortlist; 0 if the demand doesn't fit.
 	known map[gpu.Demand]map[string]float64
-	// The slices are kept for reuse by freeable.
-	cards  []placement.Card
-	since  []time.Time
-	byAge  []*Allocation
-	result []freeableCard
+	// The slices are kept for reuse by freeableCards.
+	cards    []placement.Card
+	freeable []freeableCard
+	byAge    []*Allocation
 }
 
 const (
@@ -362,7 +360,7 @@ func (c *awaitedChoice) rateAll(pod *gpu.Pod, nodes []string, rates map[string]f
 // rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the
 // lock, at least for reading.
 func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
-	cards := c.freeable(n, &a.demand)
+	cards := c.freeableCards(n, &a.demand)
 	if len(cards) < a.demand.Cards {
 		return 0, false
 	}
@@ -390,7 +388,7 @@ func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
 		return false
 	}
 	demand, place := pod.Demand(), Place{Pod: pod, Node: name}
-	for _, card := range c.freeable(n, &demand)[:demand.Cards] {
+	for _, card := range c.freeableCards(n, &demand)[:demand.Cards] {
 		place.On = append(place.On, demand.On(card.index)...)
 		for _, a := range c.byAge {
 			if !a.begun().Before(card.since) && slices.Contains(a.Placement.Cards(), card.index) && !slices.Contains(place.Ending, a.UID) {
@@ -408,51 +406,43 @@ type freeableCard struct {
 	since time.Time
 }
 
-// freeable returns the cards of a node on which the demand fits if the pods that were placed after oldest have ended. The card with the latest time
-// is the first. The result is valid until the next call.
-func (c *awaitedChoice) freeable(n *node, demand *gpu.Demand) []freeableCard {
+// freeableCards returns the cards of a node on which the demand fits if the pods that were placed after oldest have ended. The card with the latest
+// time is the first. The result is valid until the next call.
+//
+// It adds the pods to the empty cards, the oldest first. With the pod that leaves too little of a card, the pods have to end there.
+func (c *awaitedChoice) freeableCards(n *node, demand *gpu.Demand) []freeableCard {
 	if n.accepts(demand) != reasons.Fits {
 		return nil
 	}
 	c.countReservations(n)
-	c.since, c.result = c.since[:0], c.result[:0]
 	usable := 0
+	c.freeable = c.freeable[:0]
 	for i := range c.cards {
-		since := c.oldest
+		card := freeableCard{c.cards[i].Index, c.oldest}
 		if c.cards[i].Fits(demand) {
-			since = noEnd
+			card.since = noEnd
 			usable++
 		}
-		c.since = append(c.since, since)
+		c.freeable = append(c.freeable, card)
 	}
 	if usable < demand.Cards {
 		return nil
 	}
 	c.sortByAge(n)
 	for _, a := range c.byAge {
-		c.use(a.Placement, a.begun(), demand)
-	}
-	for i := range c.cards {
-		if c.since[i].After(c.oldest) {
-			c.result = append(c.result, freeableCard{c.cards[i].Index, c.since[i]})
+		for _, share := range a.Placement {
+			i, ok := placement.Position(c.cards, share.Card)
+			if !ok || c.freeable[i].since != noEnd {
+				continue
+			}
+			if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
+				c.freeable[i].since = a.begun()
+			}
 		}
 	}
-	slices.SortStableFunc(c.result, func(a, b freeableCard) int { return b.since.Compare(a.since) })
-	return c.result
-}
-
-// use counts what a pod that was placed at that time uses. If the demand no longer fits a card beside this pod, the pod has to end first, so the
-// card's time is that of the pod.
-func (c *awaitedChoice) use(where gpu.Placement, begun time.Time, demand *gpu.Demand) {
-	for _, share := range where {
-		i, ok := placement.Position(c.cards, share.Card)
-		if !ok || c.since[i] != noEnd {
-			continue
-		}
-		if c.cards[i].Add(share); !c.cards[i].Fits(demand) {
-			c.since[i] = begun
-		}
-	}
+	c.freeable = slices.DeleteFunc(c.freeable, func(card freeableCard) bool { return !card.since.After(c.oldest) })
+	slices.SortStableFunc(c.freeable, func(a, b freeableCard) int { return b.since.Compare(a.since) })
+	return c.freeable
 }
 
 // mustYield reports whether the place is one that the item has to leave to another pod: one for which kube-scheduler or reclaim frees memory.

@@ -12,10 +12,8 @@ import (
 // before it is used.
 type rankings struct {
 	ledger *Ledger
-	// kind returns the kind of a pod, for views by cost; nil if none is by cost.
-	kind func(*gpu.Pod) int
-	// ignored is View.Ignored.
-	ignored map[string]bool
+	// view is the one by which nodes are rated; of Await, which rates them in its own way, the zero value.
+	view View
 	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
 	// placeOn places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
@@ -89,12 +87,10 @@ const maxRankings = 64
 
 // of returns the ranking for the request.
 func (r *rankings) of(request *Request) *ranking {
-	a := r.ledger.asker(&request.Pod, r.ignored)
+	a := r.ledger.asker(&request.Pod, r.view.Ignored)
 	a.own[Nominated] = nil
-	key := rankingKey{list: keyOf(request.Nodes), kind: noKind, demand: a.demand, priority: a.pod.Priority, own: a.own}
-	if r.kind != nil {
-		key.kind = r.kind(&request.Pod)
-	}
+	key := rankingKey{list: keyOf(request.Nodes), demand: a.demand, priority: a.pod.Priority, own: a.own}
+	key.kind, _ = r.ledger.kindOf(&r.view, &request.Pod)
 	known := r.byKey[key]
 	if known == nil {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {

@@ -141,8 +141,7 @@ func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
 // trial is a change of several nodes that can be undone. The ledger's lock is held throughout.
 type trial struct {
 	*edit
-	view View
-	at   time.Time
+	at time.Time
 	// placed counts new allocations. It makes their assume times differ, because device plugins order pods by them.
 	placed int
 	ranks  rankings
@@ -158,7 +157,7 @@ type releasedAllocation struct {
 // try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
 func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
 	l.edit(func(e *edit) {
-		t := &trial{edit: e, view: view, at: at, released: map[gpu.PodUID]releasedAllocation{}}
+		t := &trial{edit: e, at: at, released: map[gpu.PodUID]releasedAllocation{}}
 		t.ranks = l.rankingsBy(view, t.placeOn)
 		if !what(t) {
 			t.undo()
@@ -241,8 +240,8 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 		return "", false
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
-	a := t.asker(&request.Pod, t.view.Ignored)
-	if placement.Fit(t.cardsInView(n, &t.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
+	a := t.asker(&request.Pod, t.ranks.view.Ignored)
+	if placement.Fit(t.cardsInView(n, &t.ranks.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
 		return "", false
 	}
 	return name, true
@@ -250,7 +249,7 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 
 // placeOn adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
 func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
-	where, fits := t.choosePlace(n, &pod, &t.view)
+	where, fits := t.choosePlace(n, &pod, &t.ranks.view)
 	if !fits {
 		return false
 	}
@@ -270,12 +269,7 @@ func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Place
 // rankingsBy returns rankings by the view. placeOn is rankings.placeOn.
 func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
-		ledger: l, ignored: view.Ignored, placeOn: placeOn,
-		kind: func(pod *gpu.Pod) int {
-			kind, _ := l.kindOf(&view, pod)
-			return kind
-		},
-		rate: func(n *node, a *asker, kind int) (float64, bool) {
+		ledger: l, view: view, placeOn: placeOn, rate: func(n *node, a *asker, kind int) (float64, bool) {
 			suits, reason := l.suitability(n, &view, a, kind)
 			return float64(suits), reason == reasons.Fits
 		},
