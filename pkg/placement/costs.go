@@ -43,13 +43,7 @@ type baseline struct {
 	// perEmptiness is the sum over the kinds that could use the node once it is empty, free and all are what NodeRoom.memory returns.
 	perEmptiness, free, all float64
 	// rooms are what the node has for the kinds for which it has any.
-	rooms []worthRoom
-}
-
-// worthRoom is what a node has for a kind.
-type worthRoom struct {
-	kindRoom
-	kind *weighedKind
+	rooms []kindRoom
 }
 
 // changedCard is a card with a placement.
@@ -69,7 +63,7 @@ func (o *Outlook) baselineOf(n *NodeRoom) *baseline {
 			b.perEmptiness += kind.perEmptiness
 		}
 		if room := n.roomFor(i, kind, on[i*len(n.Cards):][:len(n.Cards)]); room.pods > 0 {
-			b.rooms = append(b.rooms, worthRoom{room, kind})
+			b.rooms = append(b.rooms, room)
 		}
 	}
 	return b
@@ -97,7 +91,7 @@ func (b *baseline) valueLost(pod *Shape, chosen []pick) (cost float64) {
 }
 
 // valueLost returns what the room is worth less. left is what is free beside the cards after the placement.
-func (r *worthRoom) valueLost(changed []changedCard, left *amounts) float64 {
+func (r *kindRoom) valueLost(changed []changedCard, left *amounts) float64 {
 	k, on, shares, memory := r.kind, r.sharesByCard, r.shares, r.memory
 	if k.Cards > 1 {
 		on = slices.Clone(on)

@@ -22,6 +22,7 @@ func (n *NodeRoom) memory() (free, all float64) {
 
 // kindRoom is what a node has for one kind.
 type kindRoom struct {
+	kind *weighedKind
 	// sharesByCard is how many shares of the kind's demand each card has free, shares their sum, and memory what is free on these cards.
 	sharesByCard   []float64
 	shares, memory float64
@@ -34,7 +35,7 @@ func (n *NodeRoom) roomFor(position int, kind *weighedKind, on []float64) (r kin
 	if n.Excluded&(1<<position) != 0 || n.CPU < kind.CPU || n.NodeMemory < kind.NodeMemory {
 		return r
 	}
-	r.sharesByCard = on
+	r.kind, r.sharesByCard = kind, on
 	for i := range n.Cards {
 		free := float64(n.Cards[i].Free())
 		if r.sharesByCard[i] = kind.sharesOf(&n.Cards[i], free); r.sharesByCard[i] > 0 {

@@ -21,11 +21,6 @@ type Outlook struct {
 // weighedKind is a kind with what room for it is worth.
 type weighedKind struct {
 	Shape
-	rates
-}
-
-// rates are a kind's factors for computing.
-type rates struct {
 	// perPod is what room for one such pod is worth, perMemory what a unit of free memory is worth that such pods can use.
 	perPod, perMemory float64
 	// perEmptiness is what the square of the free part of a node's memory is worth, for each unit of this memory, if the kind could use the node
@@ -52,44 +47,30 @@ const (
 // NewOutlook returns the outlook for the first MaxKinds of the kinds, of which there must be one, and for the nodes. Their Excluded are bits for
 // these kinds. turnover is how many pods end for each one that comes, 0 to 1.
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
-	card := meanCard(nodes)
 	kinds = kinds[:min(len(kinds), MaxKinds)]
 	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighedKind, len(kinds)), positions: map[Shape]int{}}
-	weights, sum, frequencies := make([]float64, len(kinds)), 0.0, 0.0
+	card, emptiness := meanCard(nodes), make([]float64, len(nodes))
+	for i := range nodes {
+		free, all := nodes[i].memory()
+		emptiness[i] = free * free / max(all, 1)
+	}
+	weights, frequencies, asked := 0.0, 0.0, 0.0
 	for i := range kinds {
-		weights[i] = math.Pow(kinds[i].Frequency/kinds[i].size(card), weightExponent)
-		sum += weights[i]
+		weights += kinds[i].weight(card)
 		frequencies += kinds[i].Frequency
 	}
-	asked := 0.0
-	emptiness := make([]float64, len(nodes))
-	for j := range nodes {
-		free, all := nodes[j].memory()
-		emptiness[j] = free * free / max(all, 1)
-	}
-	var on []float64
 	for i := range kinds {
-		k := newWeighedKind(kinds[i].Shape)
-		pods, memory, once, usable := 0.0, 0.0, 1.0, false
-		for j := range nodes {
-			n := &nodes[j]
-			on = slices.Grow(on[:0], len(n.Cards))[:len(n.Cards)]
-			if r := n.roomFor(i, &k, on); r.pods > 0 {
-				pods, memory = pods+r.pods, memory+r.memory
-			}
-			if n.usableOnceEmpty(i, &k) {
-				once, usable = once+emptiness[j], true
-			}
-		}
-		k.perPod = weights[i] / sum / (pods + ample)
-		k.perMemory = weights[i] / sum / (memory + ample*k.size(card))
+		kind, k := &kinds[i], newWeighedKind(kinds[i].Shape)
+		size, weight := kind.size(card), kind.weight(card)/weights
+		pods, memory, empty, usable := k.roomOn(nodes, i, emptiness)
+		k.perPod = weight / (pods + ample)
+		k.perMemory = weight / (memory + ample*size)
 		if usable { // Pods that no node can hold count for nothing, however many wait.
-			asks := (horizon*kinds[i].Frequency/frequencies + float64(kinds[i].Waiting)) * k.size(card)
+			asks := (horizon*kind.Frequency/frequencies + float64(kind.Waiting)) * size
 			asked += asks
-			k.perEmptiness = emptinessWeight * turnover * asks / once
+			k.perEmptiness = emptinessWeight * turnover * asks / empty
 		}
-		o.kinds[i] = k
-		o.positions[k.Shape] = i
+		o.kinds[i], o.positions[k.Shape] = k, i
 	}
 	for i := range o.kinds {
 		if k := &o.kinds[i]; k.perEmptiness > 0 {
@@ -102,8 +83,29 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 // newWeighedKind returns the kind without weights. A pod that asks for no memory of cards is counted as if it asked for one unit.
 func newWeighedKind(shape Shape) weighedKind {
 	return weighedKind{
-		Shape: shape, rates: rates{shareRate: 1 / float64(max(shape.Memory, 1)), cpuRate: 1 / float64(shape.CPU), nodeMemoryRate: 1 / float64(shape.NodeMemory)},
+		Shape: shape, shareRate: 1 / float64(max(shape.Memory, 1)), cpuRate: 1 / float64(shape.CPU), nodeMemoryRate: 1 / float64(shape.NodeMemory),
 	}
+}
+
+// weight returns how much room for the kind counts, compared with other kinds.
+func (k *Kind) weight(card float64) float64 { return math.Pow(k.Frequency/k.size(card), weightExponent) }
+
+// roomOn returns for how many pods of the kind the nodes have room, and the memory that these can use. empty is the emptiness of the nodes that the kind
+// could use once they are empty, and one more; usable is false if there are none. The kind is at that position in the outlook.
+func (k *weighedKind) roomOn(nodes []NodeRoom, position int, emptiness []float64) (pods, memory, empty float64, usable bool) {
+	var on []float64
+	empty = 1
+	for i := range nodes {
+		n := &nodes[i]
+		on = slices.Grow(on[:0], len(n.Cards))[:len(n.Cards)]
+		if r := n.roomFor(position, k, on); r.pods > 0 {
+			pods, memory = pods+r.pods, memory+r.memory
+		}
+		if n.usableOnceEmpty(position, k) {
+			empty, usable = empty+emptiness[i], true
+		}
+	}
+	return pods, memory, empty, usable
 }
 
 // meanCard returns the mean memory of the nodes' cards, at least 1.

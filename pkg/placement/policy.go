@@ -2,7 +2,6 @@ package placement
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -13,7 +12,7 @@ import (
 //
 // To add a policy that sees no more of a card than its Room:
 //
-//  1. Add a value below, and list it in policies, or in nodePolicies if it is for nodes only. The command line and its help take it from there.
+//  1. Add a value below, and list it in Policies and NodePolicies, or only in the latter if it is for nodes only. The command line and its help take it from there.
 //  2. Add its name to the chart (values.yaml and values.schema.json in deploy/helm/gpushare; TestChartPolicies checks the latter), and describe it in
 //     docs/glossary.md, docs/design.md (Prioritize), docs/operations.md and CHANGELOG.md.
 //  3. Add a case to TestPlace in place_test.go, change the texts that TestPolicies there and cmd/gpushare-extender/main_test.go expect, and
@@ -64,22 +63,16 @@ var (
 	}
 )
 
-// policies are all policies for cards, nodePolicies those for nodes, the default first.
-var (
-	policies     = []Policy{Binpack, Spread}
-	nodePolicies = []Policy{LeastWaste, Binpack, Spread}
-)
-
 // Expected is the policy for choices that the extender only predicts: where the node puts a pod whose annotations name no
 // card, and which card a nominated pod gets. It doesn't depend on --card-policy. The device plugin must choose by it too. For a
 // nominated pod it predicts the fullest card that fits, which leaves the emptier cards to others.
 var Expected = Binpack
 
 // Policies returns the policies for cards, the default first.
-func Policies() []Policy { return slices.Clone(policies) }
+func Policies() []Policy { return []Policy{Binpack, Spread} }
 
 // NodePolicies returns the policies for nodes, the default first.
-func NodePolicies() []Policy { return slices.Clone(nodePolicies) }
+func NodePolicies() []Policy { return []Policy{LeastWaste, Binpack, Spread} }
 
 // Choices lists policies for a flag's help, such as "binpack (least free memory) or spread (most free memory)".
 func Choices(of []Policy) string {

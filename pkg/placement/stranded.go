@@ -3,6 +3,7 @@ package placement
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpushare/gpushare/pkg/gpu"
@@ -57,34 +58,31 @@ func (s Stranded) MarshalJSON() ([]byte, error) {
 // none can use now. What no kind could use in any case isn't counted: that is fragmentation.
 func (o *Outlook) Stranded(n *NodeRoom) (stranded Stranded) {
 	plenty := NodeRoom{Cards: n.Cards, NodeResources: NodeResources{CPU: 1 << 40, NodeMemory: 1 << 50}, Excluded: n.Excluded}
-	usable, lacking := make([]bool, len(n.Cards)), make([][shortages]bool, len(n.Cards))
+	const nothing = ShortOfCPU - 1
+	lacks := slices.Repeat([]Shortage{shortages}, len(n.Cards)) // By card: the least of what its kinds lack; shortages if no kind could use it.
 	for i := range o.kinds {
 		kind := &o.kinds[i]
 		if plenty.roomFor(i, kind, make([]float64, len(plenty.Cards))).pods == 0 {
 			continue
 		}
-		enoughCPU, enoughMemory := n.CPU >= kind.CPU, n.NodeMemory >= kind.NodeMemory
+		lack := ShortOfBoth
+		switch enoughCPU, enoughMemory := n.CPU >= kind.CPU, n.NodeMemory >= kind.NodeMemory; {
+		case enoughCPU && enoughMemory:
+			lack = nothing
+		case enoughMemory:
+			lack = ShortOfCPU
+		case enoughCPU:
+			lack = ShortOfNodeMemory
+		}
 		for position := range n.Cards {
-			card := &n.Cards[position]
-			switch {
-			case kind.sharesOf(card, float64(card.Free())) == 0:
-			case enoughCPU && enoughMemory:
-				usable[position] = true
-			case enoughMemory:
-				lacking[position][ShortOfCPU] = true
-			case enoughCPU:
-				lacking[position][ShortOfNodeMemory] = true
-			default:
-				lacking[position][ShortOfBoth] = true
+			if card := &n.Cards[position]; kind.sharesOf(card, float64(card.Free())) > 0 {
+				lacks[position] = min(lacks[position], lack)
 			}
 		}
 	}
-	for position := range n.Cards {
-		for shortage := range shortages {
-			if !usable[position] && lacking[position][shortage] {
-				stranded[shortage] = stranded[shortage].Add(n.Cards[position].Free())
-				break
-			}
+	for position, lack := range lacks {
+		if lack != nothing && lack != shortages {
+			stranded[lack] = stranded[lack].Add(n.Cards[position].Free())
 		}
 	}
 	return stranded

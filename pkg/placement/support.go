@@ -47,10 +47,3 @@ func (s *Support) Accepts(demand *gpu.Demand) reasons.Reason {
 	}
 	return reasons.Fits
 }
-
-// MoreThan reports whether the node accepts pods that it didn't accept before.
-func (s *Support) MoreThan(before Support) bool {
-	more := func(now, before reasons.Reason) bool { return now == reasons.Fits && before != reasons.Fits }
-	return more(s.SeveralCards, before.SeveralCards) || more(s.Cores, before.Cores) || more(s.SharedMemory, before.SharedMemory) ||
-		more(s.RDMA, before.RDMA) || more(s.Limits.Refused, before.Limits.Refused) || s.Limits.Card > before.Limits.Card || s.Limits.Unit != before.Limits.Unit
-}
