@@ -92,12 +92,13 @@ func (r *Reserver) Pass(items []Item, now time.Time) {
 		}
 	}
 	p := &pass{
-		Options: r.Options, now: now, former: r.choices, choices: map[string]*choice{}, before: map[string]gpu.Memory{}, tried: map[string]bool{},
+		Options: r.Options, now: now, choices: map[string]*choice{}, before: map[string]gpu.Memory{}, tried: map[string]bool{},
 		totals: map[*string]gpu.Memory{},
 	}
 	for _, item := range r.sorted(items, now) {
-		p.reserve(&item)
-		if p.choices[item.ID] == nil {
+		if c := p.reserve(&item, r.choices[item.ID]); c != nil {
+			p.keep(item.ID, c)
+		} else {
 			r.end(item.ID) // Before the items behind choose.
 		}
 	}
@@ -146,8 +147,8 @@ func (r *Reserver) sorted(items []Item, now time.Time) []Item {
 type pass struct {
 	Options
 	now time.Time
-	// former are the choices of the pass before, and choices those of the items so far.
-	former, choices map[string]*choice
+	// choices are those of the items so far.
+	choices map[string]*choice
 	// before is what the items so far have on each node.
 	before map[string]gpu.Memory
 	// tried holds the RoomKey of the items so far, but for those that pause or fit.
@@ -159,32 +160,33 @@ type pass struct {
 	totals map[*string]gpu.Memory
 }
 
-// reserve makes or keeps the reservation of the next item, if it may have one. Pass ends the reservation of an item that isn't kept here.
-func (p *pass) reserve(item *Item) {
-	c := p.former[item.ID]
+// reserve returns the choice for the next item, whose former choice is c: that one or a new one. It returns nil if there was none, or if the item may
+// not keep it.
+func (p *pass) reserve(item *Item, c *choice) *choice {
 	reserved := c != nil && c.nodes != nil
 	if p.tried[item.RoomKey] && !reserved || p.reserved >= maxItems || p.pauses(item, reserved) {
-		return
+		return nil
 	}
 	requests := item.Requests()
 	if len(requests) == 0 { // It has changed since it was listed, and keeps what it has until the next pass.
-		p.keep(item, c)
-		return
+		return c
 	}
 	if p.beforeExceeds(requests) {
 		p.tried[item.RoomKey] = true
-		return
+		return nil
 	}
-	due := (p.work < maxWork || len(p.choices) == 0) && p.due(item, requests, c)
+	due := p.due(item, requests, c)
 	fits := item.ByKubeScheduler && (reserved || due) && p.fits(&requests[0])
-	if fits && !reserved || reserved && p.failIfLate(item, c, fits) {
-		return
-	}
-	p.tried[item.RoomKey] = true
-	if due && !fits {
+	switch {
+	case fits && !reserved: // kube-scheduler is about to place it.
+		return nil
+	case reserved && p.failIfLate(item, c, fits):
+		return nil
+	case due && !fits:
 		c = p.choose(item, requests)
 	}
-	p.keep(item, c)
+	p.tried[item.RoomKey] = true
+	return c
 }
 
 func (p *pass) fits(request *ledger.Request) bool {
@@ -192,12 +194,9 @@ func (p *pass) fits(request *ledger.Request) bool {
 	return fits
 }
 
-// keep keeps the item's choice, which can be nil, for the next pass.
-func (p *pass) keep(item *Item, c *choice) {
-	if c == nil {
-		return
-	}
-	p.choices[item.ID] = c
+// keep keeps the item's choice for the next pass.
+func (p *pass) keep(id string, c *choice) {
+	p.choices[id] = c
 	if c.nodes != nil {
 		p.reserved++
 	}
@@ -228,8 +227,11 @@ func (p *pass) pauses(item *Item, reserved bool) bool {
 	return p.now.Before(until)
 }
 
-// due reports whether the cards of an item must be chosen now.
+// due reports whether the cards of an item must be chosen now. After much work they are chosen in the next pass, but for the first item.
 func (p *pass) due(item *Item, requests []ledger.Request, c *choice) bool {
+	if p.work >= maxWork && len(p.choices) > 0 {
+		return false
+	}
 	return c == nil || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
 }
 
