@@ -24,7 +24,8 @@ type Constraints struct {
 	Affinity     *corev1.NodeSelector
 	tolerations  []corev1.Toleration
 	affinity     nodeaffinity.RequiredNodeAffinity
-	// demand has what a node must support whatever its cards have free (placement.Support): several cards, cores, shared memory, adapters, limits.
+	// demand has what a node must support whatever its cards have free (placement.Support): two cards if the pod asks for several, one core if it asks for
+	// any, shared memory, adapters if they are required, limits.
 	demand gpu.Demand
 }
 
@@ -47,8 +48,11 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 		p.Cards = len(where)
 	}
 	demand := p.Demand()
-	return unique.Make(fmt.Sprintf("%t %t %t %t %d/%d %s", demand.Cards > 1, demand.Cores > 0, demand.SharedMemory,
-		demand.RDMA == gpu.RDMARequired, demand.Limits.Largest, demand.Limits.MaxUnit, text))
+	if demand.RDMA != gpu.RDMARequired {
+		demand.RDMA = gpu.RDMANone
+	}
+	return unique.Make(fmt.Sprintf("%d %d %t %d %d/%d %s", min(demand.Cards, 2), min(demand.Cores, 1), demand.SharedMemory, demand.RDMA,
+		demand.Limits.Largest, demand.Limits.MaxUnit, text))
 }
 
 // Parse parses what ConstraintsOf returned. It returns nil for any other text: then the pod can use no node.
@@ -67,22 +71,14 @@ func Parse(constraints unique.Handle[string]) *Constraints {
 	c := &Constraints{
 		NodeSelector: spec.NodeSelector, tolerations: spec.Tolerations,
 		affinity: nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: spec}),
-		demand:   gpu.Demand{Cards: 1, SharedMemory: parts[2] == "true"},
 	}
-	if _, err := fmt.Sscanf(parts[4], "%d/%d", &c.demand.Limits.Largest, &c.demand.Limits.MaxUnit); err != nil {
+	d := &c.demand
+	_, err := fmt.Sscanf(constraints.Value(), "%d %d %t %d %d/%d", &d.Cards, &d.Cores, &d.SharedMemory, &d.RDMA, &d.Limits.Largest, &d.Limits.MaxUnit)
+	if err != nil {
 		return nil
 	}
 	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
 		c.Affinity = spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	}
-	if parts[0] == "true" {
-		c.demand.Cards = 2
-	}
-	if parts[1] == "true" {
-		c.demand.Cores = 1
-	}
-	if parts[3] == "true" {
-		c.demand.RDMA = gpu.RDMARequired
 	}
 	return c
 }

@@ -55,10 +55,6 @@ func (f *freeAmounts) setPod(pod *PodUse) (former *PodUse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	former = f.pods[pod.UID]
-	if former != nil && former.same(pod) {
-		f.pods[pod.UID] = pod // The former state is part of an object that isn't needed any more.
-		return former
-	}
 	f.remove(former)
 	f.pods[pod.UID] = pod
 	f.count(pod, 1)

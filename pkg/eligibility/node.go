@@ -80,30 +80,25 @@ func Spec(object *corev1.Node, node protocol.Node) (spec ledger.NodeSpec, shares
 	for _, card := range node.Cards {
 		spec.Limits.Card = max(spec.Limits.Card, node.Unit.Bytes(card.Memory))
 	}
-	rules := protocol.RulesOfIsolation(node.Isolation)
-	if rules.OneCard {
-		spec.SeveralCards = reasons.OneCardOnly
-	}
-	if rules.NoOwnSharedMemory {
-		spec.SharedMemory = reasons.NoOwnSharedMemory
-	}
-	if rules.NoLimitAboveRequest {
-		spec.Limits.Refused = reasons.NoLimitAboveRequest
-	}
-	if !slices.Contains(node.Features, protocol.FeatureCards) {
-		spec.SeveralCards = reasons.OldForCards
-	}
-	if !slices.Contains(node.Features, protocol.FeatureCores) {
-		spec.Cores = reasons.OldForCores
-	}
-	if !slices.Contains(node.Features, protocol.FeatureLimits) {
-		spec.Limits.Refused = reasons.OldForLimits
-	}
-	if !slices.ContainsFunc(node.Cards, func(c gpu.Card) bool { return c.RDMAPorts != "" }) {
-		spec.RDMA = reasons.NoAdapter
-	}
-	if !slices.Contains(node.Features, protocol.FeatureRDMA) {
-		spec.RDMA = reasons.OldForRDMA
+	rules, lacks := protocol.RulesOfIsolation(node.Isolation), func(feature string) bool { return !slices.Contains(node.Features, feature) }
+	adapter := slices.ContainsFunc(node.Cards, func(c gpu.Card) bool { return c.RDMAPorts != "" })
+	for _, obstacle := range []struct { // Of two for the same pods, the last one is reported.
+		exists bool
+		to     *reasons.Reason
+		reason reasons.Reason
+	}{
+		{rules.OneCard, &spec.SeveralCards, reasons.OneCardOnly},
+		{rules.NoOwnSharedMemory, &spec.SharedMemory, reasons.NoOwnSharedMemory},
+		{rules.NoLimitAboveRequest, &spec.Limits.Refused, reasons.NoLimitAboveRequest},
+		{lacks(protocol.FeatureCards), &spec.SeveralCards, reasons.OldForCards},
+		{lacks(protocol.FeatureCores), &spec.Cores, reasons.OldForCores},
+		{lacks(protocol.FeatureLimits), &spec.Limits.Refused, reasons.OldForLimits},
+		{!adapter, &spec.RDMA, reasons.NoAdapter},
+		{lacks(protocol.FeatureRDMA), &spec.RDMA, reasons.OldForRDMA},
+	} {
+		if obstacle.exists {
+			*obstacle.to = obstacle.reason
+		}
 	}
 	spec.Problems = Closed(object, node)
 	if len(spec.Problems) > 0 {

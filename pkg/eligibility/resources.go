@@ -3,7 +3,6 @@ package eligibility
 import (
 	"fmt"
 	"iter"
-	"maps"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
@@ -58,12 +57,6 @@ func (p *PodUse) OtherRequests() string {
 		return ""
 	}
 	return fmt.Sprint(others) // It is sorted.
-}
-
-// same reports whether two states of a pod make no difference here.
-func (p *PodUse) same(o *PodUse) bool {
-	return p.Pod == o.Pod && p.Node == o.Node && p.NominatedNode == o.NominatedNode && p.Constraints == o.Constraints &&
-		maps.Equal(p.Requests, o.Requests)
 }
 
 // Amounts are amounts of resources: CPU in thousandths, everything else in the resource's own unit. Many pods share one value, which is never

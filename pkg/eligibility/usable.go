@@ -127,11 +127,6 @@ func (u *usableNodes) release(constraints unique.Handle[string]) {
 	}
 }
 
-// outdated reports whether not all changes since the set's revision are known.
-func (s *nodeSet) outdated(u *usableNodes) bool {
-	return s.revision == 0 || u.revision-s.revision > len(u.changes)
-}
-
 // UsableNodes returns the names of the nodes that pods with the constraints can use, whatever they have free, in order; not nil. The caller must not
 // change them. Equal sets of nodes mostly share one slice.
 func (c *Cluster) UsableNodes(constraints unique.Handle[string]) []string {
@@ -176,17 +171,18 @@ func (u *usableNodes) current(constraints unique.Handle[string]) unique.Handle[s
 	return s.bits
 }
 
-// match matches the constraints with the nodes that have changed since the set's revision. It releases the lock meanwhile.
+// match matches the constraints with the nodes that have changed since the set's revision, or with all nodes. It releases the lock meanwhile.
 func (u *usableNodes) match(s *nodeSet, constraints unique.Handle[string]) {
 	revision, bits := u.revision, make([]byte, (len(u.at)+7)/8)
-	var at []*placedNode // Of each position that is matched one by one.
-	var positions []int
-	all := s.outdated(u)
+	all := s.revision == 0 || revision-s.revision > len(u.changes) // Not all changes since the set's revision are known.
+	var nodes []*placedNode                                        // Those to match.
 	if !all {
 		copy(bits, s.bits.Value())
-		positions = slices.Clone(u.changes[len(u.changes)-(revision-s.revision):])
-		for _, position := range positions {
-			at = append(at, u.at[position])
+		for _, position := range u.changes[len(u.changes)-(revision-s.revision):] {
+			bits[position/8] &^= 1 << (position % 8)
+			if n := u.at[position]; n != nil {
+				nodes = append(nodes, n)
+			}
 		}
 	}
 	layout := u.ordered()
@@ -194,15 +190,12 @@ func (u *usableNodes) match(s *nodeSet, constraints unique.Handle[string]) {
 	c := Parse(constraints)
 	if all && c != nil {
 		for _, i := range layout.index.Candidates(c) {
-			if n := layout.nodes[i]; n.Admits(c) {
-				bits[n.position/8] |= 1 << (n.position % 8)
-			}
+			nodes = append(nodes, layout.nodes[i])
 		}
 	}
-	for i, position := range positions {
-		bits[position/8] &^= 1 << (position % 8)
-		if at[i] != nil && at[i].Admits(c) {
-			bits[position/8] |= 1 << (position % 8)
+	for _, n := range nodes {
+		if n.Admits(c) {
+			bits[n.position/8] |= 1 << (n.position % 8)
 		}
 	}
 	for len(bits) > 0 && bits[len(bits)-1] == 0 {

@@ -161,7 +161,7 @@ func TestMatchedAgain(t *testing.T) {
 	retained(c, first, second)
 	unmatched := func(constraints unique.Handle[string]) int {
 		s := c.usable.sets[constraints]
-		if s == nil || s.outdated(&c.usable) {
+		if s == nil || s.revision == 0 {
 			return len(c.usable.nodes)
 		}
 		return min(c.usable.revision-s.revision, len(c.usable.nodes))
