@@ -3,10 +3,8 @@ package requeue
 import (
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/queue"
@@ -16,7 +14,7 @@ import (
 // sends fewer, they are no sample: they are all the nodes that passed its own filters.
 const minFeasibleNodesToFind = 100
 
-// attempts requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
+// This file requeues pods whose scheduling attempt failed, or may have failed, although a node has room. The next attempt can
 // succeed without a change of the cluster, but without one kube-scheduler makes none for minutes. There are two causes:
 //
 //   - kube-scheduler sent a sample of its nodes (percentageOfNodesToScore), and no card of these nodes has room. The
@@ -26,17 +24,9 @@ const minFeasibleNodesToFind = 100
 //
 // The first pause is ledger.TentativeLifetime: a bind follows a filter call much sooner, and kube-scheduler's own back-off takes about as long.
 // One write requeues every rejected pod, so it is an attempt for all, and the pauses of all grow. Pods are forgotten when
-// they are bound or deleted. Its methods are safe for concurrent use; mu guards the fields below it.
-type attempts struct {
-	Options
-	// requeue makes kube-scheduler retry every rejected pod by a change of the node. An empty node means any node.
-	requeue func(node string)
+// they are bound or deleted.
 
-	mu   sync.Mutex
-	pods map[gpu.PodUID]triedPod
-}
-
-// triedPod is what is kept of a pod.
+// triedPod is what is kept of such a pod.
 type triedPod struct {
 	state state
 	// due is when the pod is requeued next; zero in the state allNamed.
@@ -92,60 +82,58 @@ var transitions = [events][states]state{
 	ended:        {unknown, unknown, unknown, unknown, unknown},
 }
 
-// handle changes the pod's state by an event, and returns the new state. sample is the number of candidate nodes of a sample.
-func (a *attempts) handle(uid gpu.PodUID, e event, sample int) state {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	from := a.pods[uid].state
+// handle changes the pod's state by an event, and returns the new state. sample is the number of candidate nodes of a sample. The caller holds mu.
+func (r *Requeuer) handle(uid gpu.PodUID, e event, sample int) state {
+	from := r.tried[uid].state
 	to := transitions[e][from]
 	switch to {
 	case from:
 	case unknown:
-		delete(a.pods, uid)
+		delete(r.tried, uid)
 	case allNamed:
-		a.pods[uid] = triedPod{state: to}
+		r.tried[uid] = triedPod{state: to}
 	default:
-		a.add(uid, triedPod{state: to, pause: ledger.TentativeLifetime, sample: sample})
+		makeRoom(r.tried)
+		r.tried[uid] = triedPod{state: to, due: r.Clock.Now().Add(ledger.TentativeLifetime), pause: ledger.TentativeLifetime, sample: sample}
 	}
 	return to
 }
 
-// add adds the pod, which becomes due after its pause. The caller holds mu.
-func (a *attempts) add(uid gpu.PodUID, pod triedPod) {
-	makeRoom(a.pods)
-	pod.due = a.Clock.Now().Add(pod.pause)
-	a.pods[uid] = pod
+// RetrySamples requeues all pods if that helps one that is due: one that was rejected on a sample, or for which only some nodes passed. Run calls it
+// in each writeInterval.
+func (r *Requeuer) RetrySamples() {
+	due := r.due()
+	if len(due) == 0 {
+		return
+	}
+	node, helps := "", false
+	if r.Leading() == nil { // Otherwise another replica receives the filter calls and keeps its own list.
+		node, helps = r.judge(due)
+	}
+	if helps {
+		r.RequeueAll(node)
+	}
+	r.postpone(helps)
 }
 
-// round requeues all pods if that helps one that is due. Run makes one in each writeInterval.
-func (a *attempts) round() {
-	due := map[gpu.PodUID]triedPod{}
-	a.mu.Lock()
-	now := a.Clock.Now()
-	for uid, pod := range a.pods {
+// due returns the pods that are due.
+func (r *Requeuer) due() map[gpu.PodUID]triedPod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	due, now := map[gpu.PodUID]triedPod{}, r.Clock.Now()
+	for uid, pod := range r.tried {
 		if !pod.due.IsZero() && !pod.due.After(now) {
 			due[uid] = pod
 		}
 	}
-	a.mu.Unlock()
-	if len(due) == 0 {
-		return
-	}
-	node, requeued := "", false
-	if a.Leading() == nil { // Otherwise another replica receives the filter calls and keeps its own list.
-		node, requeued = a.judge(due)
-	}
-	if requeued {
-		a.requeue(node)
-	}
-	a.postpone(requeued)
+	return due
 }
 
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is
 // the node to change; it is empty for any node.
-func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
+func (r *Requeuer) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) {
 	for _, uid := range slices.Sorted(maps.Keys(due)) {
-		pod, pending := a.Cache.PendingPod(uid)
+		pod, pending := r.Cache.PendingPod(uid)
 		switch {
 		case !pending:
 		case due[uid].state == fewNamed:
@@ -154,31 +142,31 @@ func (a *attempts) judge(due map[gpu.PodUID]triedPod) (node string, helps bool) 
 			}
 			continue
 		default:
-			if node, helps = a.roomFor(pod); helps {
+			if node, helps = r.Ledger.FirstFit(pod.Pod, r.EligibleNodes(pod.Constraints)); helps {
 				return node, true
 			}
 		}
-		a.drop(uid, due[uid])
+		r.drop(uid, due[uid])
 	}
 	return "", false
 }
 
 // drop forgets the pod, unless its state has changed since.
-func (a *attempts) drop(uid gpu.PodUID, was triedPod) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.pods[uid] == was {
-		delete(a.pods, uid)
+func (r *Requeuer) drop(uid gpu.PodUID, was triedPod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tried[uid] == was {
+		delete(r.tried, uid)
 	}
 }
 
 // postpone sets the next due times, and counts an attempt: of every pod after a requeue, else of those that were due.
-func (a *attempts) postpone(requeued bool) {
-	nodes := len(a.Cache.Nodes())
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := a.Clock.Now()
-	for uid, pod := range a.pods {
+func (r *Requeuer) postpone(requeued bool) {
+	nodes := len(r.Cache.Nodes())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.Clock.Now()
+	for uid, pod := range r.tried {
 		if pod.due.IsZero() || !requeued && pod.due.After(now) {
 			continue
 		}
@@ -189,11 +177,6 @@ func (a *attempts) postpone(requeued bool) {
 			pod.pause = min(2*pod.pause, queue.KubeSchedulerRetries)
 		}
 		pod.due = now.Add(pod.pause)
-		a.pods[uid] = pod
+		r.tried[uid] = pod
 	}
-}
-
-// roomFor returns a node on which the pod would find a card and that the pod's spec allows.
-func (a *attempts) roomFor(pod *clustercache.PodInfo) (string, bool) {
-	return a.Ledger.FirstFit(pod.Pod, a.EligibleNodes(pod.Constraints))
 }

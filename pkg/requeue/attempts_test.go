@@ -17,9 +17,8 @@ import (
 	"github.com/gpushare/gpushare/test/fake"
 )
 
-// attemptsFixture is attempts for a cluster of 1,000 nodes, of which n1 has cards, with the pending pod p.
+// attemptsFixture is a Requeuer for a cluster of 1,000 nodes, of which n1 has cards, with the pending pod p.
 type attemptsFixture struct {
-	*attempts
 	*fixture
 	requeues []string
 }
@@ -29,8 +28,6 @@ func newAttemptsFixture(t *testing.T) *attemptsFixture {
 	for i := range 999 {
 		f.cache.nodes = append(f.cache.nodes, fake.Node(fmt.Sprint("plain-", i)))
 	}
-	f.attempts = f.Requeuer.attempts
-	f.requeue = func(node string) { f.requeues = append(f.requeues, node) }
 	f.setPod(fake.Pod("p", 10))
 	return f
 }
@@ -40,11 +37,14 @@ func (f *attemptsFixture) setPod(pod *corev1.Pod) {
 	f.cache.pending[info.UID] = info
 }
 
-// pass lets time pass and makes the rounds that Run would make.
+// pass lets time pass and makes the rounds that Run would make. It records the requests to requeue all pods.
 func (f *attemptsFixture) pass(time time.Duration) {
 	for end := f.clock.Now().Add(time); f.clock.Now().Before(end); {
 		f.clock.Step(writeInterval)
-		f.round()
+		f.RetrySamples()
+		if f.requested {
+			f.requeues, f.requested = append(f.requeues, f.requestedNode), false
+		}
 	}
 }
 
@@ -105,8 +105,8 @@ func TestSampledPodIsNotRequeued(t *testing.T) {
 			if len(f.requeues) > 0 {
 				t.Errorf("requeued by %v", f.requeues)
 			}
-			if f.standby == nil && len(f.pods) > 0 {
-				t.Errorf("still remembered: %v", f.pods)
+			if f.standby == nil && len(f.tried) > 0 {
+				t.Errorf("still remembered: %v", f.tried)
 			}
 		})
 	}
@@ -140,8 +140,8 @@ func TestFewNamedNodesWithoutBind(t *testing.T) {
 		t.Errorf("requeues %q, and then few nodes are named again", f.requeues)
 	}
 	f.BindStarted(podP)
-	if f.NameAll(podP) || len(f.pods) > 0 {
-		t.Errorf("the pod is remembered after its bind: %v", f.pods)
+	if f.NameAll(podP) || len(f.tried) > 0 {
+		t.Errorf("the pod is remembered after its bind: %v", f.tried)
 	}
 }
 

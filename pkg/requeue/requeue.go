@@ -4,10 +4,10 @@
 // a retry would succeed sooner than that, for a reason that kube-scheduler can't see:
 //
 //   - the extender saw freed memory later than kube-scheduler (see Requeuer; the ledger calls Freed);
-//   - kube-scheduler sent only some nodes, or filter named only some (see attempts);
-//   - a gang may be placed now, or a pod's turn by fair sharing has come (see All);
+//   - kube-scheduler sent only some nodes, or filter named only some (see RetrySamples);
+//   - a gang may be placed now, or a pod's turn by fair sharing has come (see RequeueAll);
 //   - a gang became whole, whose members a pod of higher priority can preempt now (see Preemptible);
-//   - another extender may have rejected the pod before this one became the leader (see All);
+//   - another extender may have rejected the pod before this one became the leader (see RequeueAll);
 //   - the pod was limited to one node by an unconfirmed bind that has failed (see Unrestricted).
 //
 // The means is always the same: a change of an annotation of one node requeues every rejected pod.
@@ -92,18 +92,19 @@ type Cache interface {
 // concurrent use; mu guards the fields below it.
 type Requeuer struct {
 	Options
-	attempts *attempts
-	limit    *rate.Limiter
-	work     background.Signal
+	limit *rate.Limiter
+	work  background.Signal
 
 	mu       sync.Mutex
 	rejected map[gpu.PodUID]rejection
+	// tried are the pods of attempts.go.
+	tried map[gpu.PodUID]triedPod
 	// freed are the nodes that the next round checks, with the revision of their last change.
 	freed map[string]uint64
 	// revision counts the changes by which rejected pods may fit. A filter call that is in progress may have missed them. preemptible is the
 	// revision of the last one by which pods may fit by preempting others.
 	revision, preemptible uint64
-	// requested is true if All was called, and requestedNode is the node that it set.
+	// requested is true if RequeueAll was called, and requestedNode is the node that it set.
 	requested     bool
 	requestedNode string
 }
@@ -118,21 +119,19 @@ type rejection struct {
 
 // New returns a Requeuer. It writes nothing before Run.
 func New(o Options) *Requeuer {
-	r := &Requeuer{
+	return &Requeuer{
 		Options:  o,
 		limit:    rate.NewLimiter(rate.Every(writeInterval), 1),
 		work:     background.NewSignal(),
-		rejected: map[gpu.PodUID]rejection{}, freed: map[string]uint64{},
+		rejected: map[gpu.PodUID]rejection{}, tried: map[gpu.PodUID]triedPod{}, freed: map[string]uint64{},
 	}
-	r.attempts = &attempts{Options: o, requeue: r.RequeueAll, pods: map[gpu.PodUID]triedPod{}}
-	return r
 }
 
 // Run requeues pods when needed until ctx ends.
 func (r *Requeuer) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return background.Every(ctx, r.Clock, writeInterval, func(context.Context) { r.attempts.round() })
+		return background.Every(ctx, r.Clock, writeInterval, func(context.Context) { r.RetrySamples() })
 	})
 	g.Go(func() error { return r.run(ctx) })
 	return g.Wait()
@@ -142,11 +141,12 @@ func (r *Requeuer) Run(ctx context.Context) error {
 // feasible ones; if another node has room, the pod is requeued soon. seen is what Revision returned before filter read the ledger: later
 // changes may have been handled without this pod.
 func (r *Requeuer) Rejected(pod gpu.Pod, candidates []string, seen uint64) {
-	if len(candidates) >= cmp.Or(r.MinSample, minFeasibleNodesToFind) {
-		r.attempts.handle(pod.UID, noneInSample, len(candidates))
-	}
 	r.mu.Lock()
-	r.add(pod, seen)
+	if len(candidates) >= cmp.Or(r.MinSample, minFeasibleNodesToFind) {
+		r.handle(pod.UID, noneInSample, len(candidates))
+	}
+	makeRoom(r.rejected)
+	r.rejected[pod.UID] = rejection{pod, seen, r.Clock.Now()}
 	missed, preemptible := r.revision > seen, r.preemptible > seen
 	r.mu.Unlock()
 	if preemptible {
@@ -168,44 +168,45 @@ func (r *Requeuer) Revision() uint64 {
 // Passed records that filter found a node for the pod. partly is true if filter named only some of the nodes that fit: then a
 // bind must follow, or the next call names all.
 func (r *Requeuer) Passed(uid gpu.PodUID, partly bool) {
-	r.ForgetRejection(uid)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.rejected, uid)
 	e := passed
 	if partly {
 		e = passedPartly
 	}
-	r.attempts.handle(uid, e, 0)
+	r.handle(uid, e, 0)
 }
 
 // NameAll reports whether filter must name every node that fits the pod, because no bind followed the call in which it
 // named only some. If it returns true it notes that, and returns true until the pod's next bind.
 func (r *Requeuer) NameAll(uid gpu.PodUID) bool {
-	state := r.attempts.handle(uid, called, 0)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.handle(uid, called, 0)
 	return state == allNamed || state == sampledAll
 }
 
 // BindStarted records that a bind call for the pod has arrived.
-func (r *Requeuer) BindStarted(uid gpu.PodUID) { r.attempts.handle(uid, ended, 0) }
+func (r *Requeuer) BindStarted(uid gpu.PodUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.handle(uid, ended, 0)
+}
 
 // Forget removes the pod: it is bound or gone.
 func (r *Requeuer) Forget(uid gpu.PodUID) {
-	r.ForgetRejection(uid)
-	r.attempts.handle(uid, ended, 0)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.rejected, uid)
+	r.handle(uid, ended, 0)
 }
-
-// RetrySamples is one round of what Run does for pods that were rejected on a sample, or for which only some nodes passed. Tests call it.
-func (r *Requeuer) RetrySamples() { r.attempts.round() }
 
 // ForgetRejection removes the rejection of a pod that something else requeues.
 func (r *Requeuer) ForgetRejection(uid gpu.PodUID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.rejected, uid)
-}
-
-// add records a rejection. The caller holds mu.
-func (r *Requeuer) add(pod gpu.Pod, seen uint64) {
-	makeRoom(r.rejected)
-	r.rejected[pod.UID] = rejection{pod, seen, r.Clock.Now()}
 }
 
 // makeRoom removes any pod if the map has maxRejected pods. With so many, most are not pending pods.
@@ -259,13 +260,13 @@ func (r *Requeuer) RequeueAll(node string) {
 	r.request(node)
 }
 
-// request is All. The caller holds mu.
+// request is RequeueAll. The caller holds mu.
 func (r *Requeuer) request(node string) {
 	r.requested, r.requestedNode = true, node
 	r.work.Raise()
 }
 
-// takeRequest returns and clears the node that All set. It returns false if there is none, or no node to change.
+// takeRequest returns and clears the node that RequeueAll set. It returns false if there is none, or no node to change.
 func (r *Requeuer) takeRequest() (node string, requested bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

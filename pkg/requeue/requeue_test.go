@@ -230,8 +230,8 @@ func TestRejectionsAreBounded(t *testing.T) {
 	for i := range maxRejected + 100 {
 		f.Rejected(pod(gpu.PodUID(fmt.Sprint(i)), 10), candidates, f.Revision())
 	}
-	if len(f.rejected) != maxRejected || len(f.attempts.pods) != maxRejected {
-		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.attempts.pods), maxRejected)
+	if len(f.rejected) != maxRejected || len(f.tried) != maxRejected {
+		t.Errorf("%d rejections and %d attempts are remembered, want %d", len(f.rejected), len(f.tried), maxRejected)
 	}
 }
 
