@@ -78,7 +78,10 @@ type fairShare struct {
 	clock    clock.WithTicker
 	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one in a term.
 	writes, reclaims background.Group
-	problems         namespaceProblems
+
+	// mu guards problems: those of namespaces, by name.
+	mu       sync.Mutex
+	problems map[string]*namespaceProblem
 }
 
 // awaitsTurn reports whether it isn't the pod's turn, so that filter must reject it.
@@ -139,60 +142,31 @@ func (f *fairShare) freed(node string) {
 // NamespaceUpdated implements clustercache.NamespaceHandler.
 func (f *fairShare) NamespaceUpdated(object *corev1.Namespace) {
 	ns, problem := dispatch.ParseNamespace(object.Name, object.Labels, object.Annotations, f.Label)
-	f.problems.set(object.Name, string(object.UID), problem)
+	f.setProblem(object.Name, string(object.UID), problem)
 	f.manager.SetNamespace(object.Name, ns)
 }
 
 // NamespaceDeleted implements clustercache.NamespaceHandler.
 func (f *fairShare) NamespaceDeleted(name string) {
-	f.problems.set(name, "", "")
+	f.setProblem(name, "", "")
 	f.manager.RemoveNamespace(name)
 }
 
-// namespaceProblems are the namespaces with invalid annotations. mu guards its fields.
-type namespaceProblems struct {
-	mu       sync.Mutex
-	problems map[string]namespaceProblem
-}
-
+// namespaceProblem is what is wrong with the labels or annotations of a namespace.
 type namespaceProblem struct {
 	uid, text string
 	reported  bool
 }
 
-// set sets the problem of a namespace; an empty text means none.
-func (p *namespaceProblems) set(name, uid, text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case text == "":
-		delete(p.problems, name)
-		return
-	case p.problems == nil:
-		p.problems = map[string]namespaceProblem{}
+// setProblem sets the problem of a namespace; an empty text means none.
+func (f *fairShare) setProblem(name, uid, text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if former := f.problems[name]; text == "" {
+		delete(f.problems, name)
+	} else if former == nil || former.text != text {
+		f.problems[name] = &namespaceProblem{uid: uid, text: text}
 	}
-	if p.problems[name].text != text {
-		p.problems[name] = namespaceProblem{uid: uid, text: text}
-	}
-}
-
-// report calls report for each problem that was not reported yet.
-func (p *namespaceProblems) report(report func(name string, problem namespaceProblem)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for name, problem := range p.problems {
-		if !problem.reported {
-			problem.reported = true
-			p.problems[name] = problem
-			report(name, problem)
-		}
-	}
-}
-
-func (p *namespaceProblems) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.problems)
 }
 
 // run calls the manager's Tick until ctx ends, and starts and stops leading with the term.
@@ -225,14 +199,20 @@ func (f *fairShare) tick(ctx context.Context) {
 	f.perform(ctx, f.manager.TakeEffects())
 }
 
-// reportProblems reports invalid annotations of namespaces.
+// reportProblems reports invalid annotations of namespaces that weren't reported yet.
 func (f *fairShare) reportProblems(ctx context.Context) {
-	f.problems.report(func(name string, problem namespaceProblem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name, problem := range f.problems {
+		if problem.reported {
+			continue
+		}
+		problem.reported = true
 		klog.FromContext(ctx).Error(nil, "Invalid labels or annotations of a namespace for fair sharing: its tenant gets the default values",
 			"namespace", name, "reason", problem.text)
 		f.recorder.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: name, UID: types.UID(problem.uid)},
 			corev1.EventTypeWarning, EventFairShareInvalid, "The default value is used: "+problem.text)
-	})
+	}
 }
 
 // perform performs the effects of a tick. The writes go on in the background; their results are passed to the manager.

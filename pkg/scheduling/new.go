@@ -122,7 +122,7 @@ func (s *Scheduler) newFairShare(o FairShareOptions, turnRules *dispatch.TurnRul
 	}
 	f := &fairShare{
 		FairShareOptions: o, groups: s.groups, api: s.API, requeue: s.requeue, ready: s.cache.Ready, recorder: s.Recorder, leading: s.Leading,
-		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1),
+		clock: s.Clock, writes: s.newGroup(dispatch.MaxOpening), reclaims: s.newGroup(-1), problems: map[string]*namespaceProblem{},
 	}
 	f.manager, f.reclaimer = dispatch.New(options), eviction.NewReclaimer(s.executor)
 	return f

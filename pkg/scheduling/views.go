@@ -63,7 +63,9 @@ func (s *Scheduler) InvalidNamespaces() int {
 	if s.fair == nil {
 		return 0
 	}
-	return s.fair.problems.count()
+	s.fair.mu.Lock()
+	defer s.fair.mu.Unlock()
+	return len(s.fair.problems)
 }
 
 // GangStates returns the number of runs of gangs in each phase; nil if gangs are off.
