@@ -23,8 +23,8 @@ import (
 // If the requests fit at once, the memory of the reservation counts as freed: it can have been reserved until now for an item that comes later in the
 // queue.
 //
-// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared without the lock, some
-// hundreds at a time; they can change before the cards are chosen, so Await can return false although there are cards.
+// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared one by one, with the lock held for
+// each; they can change before the cards are chosen, so Await can return false although there are cards.
 func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
 	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, pods: map[gpu.PodUID]bool{}, known: map[gpu.Demand]map[string]float64{}}
 	for i := range requests {
@@ -253,12 +253,8 @@ type awaitedChoice struct {
 	byAge    []*Allocation
 }
 
-const (
-	// partOfNodes is how many nodes are compared while the lock is held once.
-	partOfNodes = 512
-	// spareNodes is how many nodes a shortlist has beyond the number of pods.
-	spareNodes = 16
-)
+// spareNodes is how many nodes a shortlist has beyond the number of pods.
+const spareNodes = 16
 
 // shortlist returns the requests with the best of their nodes: for each kind of request as many as there are requests, and some more. Each pod
 // changes one node, so others are never better. Requests that shared a list of nodes share one again, and so a ranking: kinds that differ in CPU
@@ -303,31 +299,27 @@ func (c *awaitedChoice) best(request *Request, n int) (best []string) {
 		rates = map[string]float64{}
 		c.known[demand] = rates
 	}
-	for part := range slices.Chunk(request.Nodes, partOfNodes) {
-		c.rateAll(&request.Pod, part, rates)
-	}
+	unknown := slices.DeleteFunc(slices.Clone(request.Nodes), func(name string) bool {
+		_, known := rates[name]
+		return known
+	})
+	c.eachNode(unknown, func(n *node) { rates[n.name], _ = c.rate(n, &asker{demand: demand}, noKind) })
 	names := slices.DeleteFunc(slices.Clone(request.Nodes), func(name string) bool { return rates[name] == 0 })
 	slices.SortStableFunc(names, func(x, y string) int { return cmp.Compare(rates[y], rates[x]) })
 	for i := 0; i < len(names) && len(best) < n; i++ {
-		if c.nodeWillHaveResources(names[i], request.Pod.UID) {
-			best = append(best, names[i])
-		}
+		c.eachNode(names[i:i+1], func(n *node) {
+			if c.willHaveResources(n, request.Pod.UID) {
+				best = append(best, n.name)
+			}
+		})
 	}
 	return best
 }
 
-// nodeWillHaveResources is willHaveResources for callers without the lock.
-func (c *awaitedChoice) nodeWillHaveResources(name string, uid gpu.PodUID) bool {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	n := c.nodes[name]
-	return n != nil && c.willHaveResources(name, n, uid)
-}
-
 // willHaveResources reports whether the node will have the resources for the pod beside the item's own places, those of items that come before, and
 // the places that the item has to leave to others: once the pods that were placed after oldest have ended.
-func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) bool {
-	q := ResourceQuery{Node: name, Pods: []gpu.PodUID{uid}, Listed: true}
+func (c *awaitedChoice) willHaveResources(n *node, uid gpu.PodUID) bool {
+	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
 		if r := &n.reserved[i]; c.counts(r) || c.mustYield(r) {
 			q.Ahead = append(q.Ahead, r.Pod.UID)
@@ -343,18 +335,6 @@ func (c *awaitedChoice) willHaveResources(name string, n *node, uid gpu.PodUID) 
 		}
 	}
 	return len(q.Ending) > 0 && c.resourcesFit(q)
-}
-
-// rateAll adds the rates of the nodes.
-func (c *awaitedChoice) rateAll(pod *gpu.Pod, nodes []string, rates map[string]float64) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	a := c.asker(pod, nil)
-	for _, name := range nodes {
-		if _, known := rates[name]; !known && c.nodes[name] != nil {
-			rates[name], _ = c.rate(c.nodes[name], &a, noKind)
-		}
-	}
 }
 
 // rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the
@@ -383,11 +363,11 @@ func (c *awaitedChoice) choose(requests []Request) bool {
 }
 
 // placeOn adds a place for the pod on the node.
-func (c *awaitedChoice) placeOn(name string, n *node, pod gpu.Pod) bool {
-	if !c.willHaveResources(name, n, pod.UID) {
+func (c *awaitedChoice) placeOn(n *node, pod gpu.Pod) bool {
+	if !c.willHaveResources(n, pod.UID) {
 		return false
 	}
-	demand, place := pod.Demand(), Place{Pod: pod, Node: name}
+	demand, place := pod.Demand(), Place{Pod: pod, Node: n.name}
 	for _, card := range c.freeableCards(n, &demand)[:demand.Cards] {
 		place.On = append(place.On, demand.On(card.index)...)
 		for _, a := range c.byAge {

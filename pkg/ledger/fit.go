@@ -151,11 +151,6 @@ func (l *Ledger) suitability(n *node, view *View, a *asker, kind int) (placement
 	}
 }
 
-// cardsInView is cardsFor in a view: tentative placements can count too.
-func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
-	return n.withTentative(l.cardsFor(n, a), view, a.pod)
-}
-
 // cardsFor returns the node's cards as the pod sees them: what is reserved against it counts as used. The caller must not change them.
 func (l *Ledger) cardsFor(n *node, a *asker) []placement.Card {
 	return l.cardsBeside(n, a, func(*reservedPlace) bool { return true })

@@ -226,17 +226,14 @@ func (l *Ledger) Lookup(uid gpu.PodUID) (string, Allocation, bool) {
 
 // Node returns one node with its allocations.
 func (l *Ledger) Node(name string) (Node, bool) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	n, ok := l.nodes[name]
-	if !ok {
+	nodes := l.read([]string{name})
+	if len(nodes) == 0 {
 		return Node{}, false
 	}
-	return n.copy(name), true
+	return nodes[0], true
 }
 
-// Nodes returns every node, by name. It takes the lock once per node, so that decisions don't wait for the whole copy.
-// The copy of each node is consistent. A pod that changes its node during the call can be on neither node or on both.
+// Nodes returns every node, by name. It takes the lock once per node, see eachNode.
 func (l *Ledger) Nodes() []Node { return l.read(l.names()) }
 
 // names returns the names of all nodes, sorted.
@@ -248,14 +245,25 @@ func (l *Ledger) names() []string {
 	return names
 }
 
+// eachNode calls visit for those of the named nodes that still exist. It takes the lock once per node, so that decisions don't wait for all visits. Each
+// node is consistent, but a pod that changes its node during the call can be on neither node or on both.
+func (l *Ledger) eachNode(names []string, visit func(*node)) {
+	locked := func(name string) {
+		l.mu.RLock()
+		defer l.mu.RUnlock()
+		if n := l.nodes[name]; n != nil {
+			visit(n)
+		}
+	}
+	for _, name := range names {
+		locked(name)
+	}
+}
+
 // read returns those of the named nodes that still exist.
 func (l *Ledger) read(names []string) []Node {
 	nodes := make([]Node, 0, len(names))
-	for _, name := range names {
-		if node, ok := l.Node(name); ok {
-			nodes = append(nodes, node)
-		}
-	}
+	l.eachNode(names, func(n *node) { nodes = append(nodes, n.copy()) })
 	return nodes
 }
 
@@ -281,24 +289,18 @@ type NodeCards struct {
 func (l *Ledger) NodeCards() []NodeCards {
 	names := l.names()
 	out := make([]NodeCards, 0, len(names))
-	for _, name := range names {
-		if cards := l.nodeCards(name); len(cards.Cards) > 0 {
-			out = append(out, cards)
+	l.eachNode(names, func(n *node) {
+		if len(n.cards) > 0 {
+			out = append(out, l.nodeCards(n))
 		}
-	}
+	})
 	return out
 }
 
-// nodeCards returns the NodeCards of one node; without cards if it has none or doesn't exist.
-func (l *Ledger) nodeCards(name string) (out NodeCards) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	n := l.nodes[name]
-	if n == nil || len(n.cards) == 0 {
-		return out
-	}
-	out = NodeCards{
-		Name: name, Unit: n.unit(), Closed: n.spec.Closed, Cards: slices.Clone(n.cards),
+// nodeCards returns the NodeCards of one node.
+func (l *Ledger) nodeCards(n *node) NodeCards {
+	out := NodeCards{
+		Name: n.name, Unit: n.unit(), Closed: n.spec.Closed, Cards: slices.Clone(n.cards),
 		Support: n.spec.Support,
 	}
 	out.Requested, out.Leaving = n.requests()
@@ -311,7 +313,7 @@ func (l *Ledger) nodeCards(name string) (out NodeCards) {
 		if !l.allocated(nominee.Pod.UID) {
 			where := n.expected(&nominee, cards)
 			placement.Use(cards, where)
-			out.Nominees = append(out.Nominees, Place{Pod: nominee.Pod, Node: name, On: where})
+			out.Nominees = append(out.Nominees, Place{Pod: nominee.Pod, Node: n.name, On: where})
 		}
 	}
 	return out

@@ -158,8 +158,8 @@ func (n *node) usesLessThan(before []placement.Card) bool {
 	})
 }
 
-func (n *node) copy(name string) Node {
-	out := Node{Name: name, Gone: !n.sharesCards, NodeSpec: n.spec, Allocations: n.copyAllocations()}
+func (n *node) copy() Node {
+	out := Node{Name: n.name, Gone: !n.sharesCards, NodeSpec: n.spec, Allocations: n.copyAllocations()}
 	out.Cards = slices.Clone(out.Cards)
 	for _, c := range n.cards {
 		out.Used, out.UsedCores, out.Containers = append(out.Used, c.Used), append(out.UsedCores, c.UsedCores), append(out.Containers, c.Containers)

@@ -22,8 +22,8 @@ func (l *Ledger) Nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 }
 
 func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
-	r := l.addReservation(string(pod.UID), Reservation{Source: Nominated, Priority: pod.Priority, Victims: victims})
-	l.addPlace(r, Place{Pod: pod, Node: name})
+	places := []Place{{Pod: pod, Node: name}}
+	l.addReservation(string(pod.UID), Reservation{Source: Nominated, Priority: pod.Priority, Places: places, Victims: victims})
 }
 
 // NominateAll nominates each pod to the best of its candidate nodes by the view. It nominates one pod after another, so that each pod sees the
@@ -31,11 +31,11 @@ func (l *Ledger) nominate(name string, pod gpu.Pod, victims ...gpu.PodUID) {
 func (l *Ledger) NominateAll(requests []Request, view View) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ranks := l.rankingsBy(view, func(name string, n *node, pod gpu.Pod) bool {
+	ranks := l.rankingsBy(view, func(n *node, pod gpu.Pod) bool {
 		if _, fits := l.choosePlace(n, &pod, &view); !fits {
 			return false
 		}
-		l.nominate(name, pod)
+		l.nominate(n.name, pod)
 		return true
 	})
 	nodes := make([]string, len(requests))

@@ -66,16 +66,11 @@ func (s *nodeState) equal(o *placement.NodeRoom) bool {
 
 // nodeStates returns the states of the nodes that share their cards.
 func (l *Ledger) nodeStates() (states []nodeState) {
-	read := func(name string) {
-		l.mu.RLock()
-		defer l.mu.RUnlock()
-		if n := l.nodes[name]; n.shareable() == reasons.Fits {
-			states = append(states, nodeState{name: name, unit: n.unit(), NodeRoom: *n.nodeRoom(slices.Clone(n.cards)), outlook: l.outlook})
+	l.eachNode(l.names(), func(n *node) {
+		if n.shareable() == reasons.Fits {
+			states = append(states, nodeState{name: n.name, unit: n.unit(), NodeRoom: *n.nodeRoom(slices.Clone(n.cards)), outlook: l.outlook})
 		}
-	}
-	for _, name := range l.names() {
-		read(name)
-	}
+	})
 	return states
 }
 

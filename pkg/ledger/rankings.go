@@ -18,7 +18,7 @@ type rankings struct {
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
 	// placeOn places the pod on the node, which changes the node's revision. It returns false, and changes nothing, if the
 	// pod doesn't fit for a reason that rate doesn't know.
-	placeOn func(name string, n *node, pod gpu.Pod) bool
+	placeOn func(n *node, pod gpu.Pod) bool
 
 	byKey map[rankingKey]*ranking
 	// changes are the nodes that changed, in order.
@@ -53,8 +53,8 @@ func keyOf(names []string) listKey {
 // ranking is a heap of the nodes for requests that are alike, the best first.
 type ranking struct {
 	*rankings
-	like  Request
-	asker asker // The pod of like, but its nomination is like any other: the pods that share the ranking see it as used.
+	names []string
+	asker asker // One of the pods, but its nomination is like any other: the pods that share the ranking see it as used.
 	kind  int   // That of the key.
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []heapEntry
@@ -77,11 +77,6 @@ type heapEntry struct {
 
 func (r heapEntry) obsolete() bool { return r.at != r.node.revision }
 
-// before reports whether the node is better than the other one.
-func (r *heapEntry) before(o *heapEntry) bool {
-	return r.rate > o.rate || r.rate == o.rate && r.order < o.order
-}
-
 // maxRankings bounds the memory for rankings. Only requests that share no list of nodes need so many rankings, and they use each one once.
 const maxRankings = 64
 
@@ -94,9 +89,9 @@ func (r *rankings) of(request *Request) *ranking {
 	known := r.byKey[key]
 	if known == nil {
 		if r.byKey == nil || len(r.byKey) >= maxRankings {
-			r.byKey = map[rankingKey]*ranking{}
+			r.byKey, r.positions = map[rankingKey]*ranking{}, map[listKey]map[*node]int{}
 		}
-		known = &ranking{rankings: r, like: *request, asker: a, kind: key.kind}
+		known = &ranking{rankings: r, names: request.Nodes, asker: a, kind: key.kind}
 		known.build()
 		r.byKey[key] = known
 	}
@@ -105,8 +100,8 @@ func (r *rankings) of(request *Request) *ranking {
 
 // build makes the heap.
 func (r *ranking) build() {
-	r.applied, r.nodes = len(r.changes), make([]heapEntry, 0, len(r.like.Nodes))
-	for i, name := range r.like.Nodes {
+	r.applied, r.nodes = len(r.changes), make([]heapEntry, 0, len(r.names))
+	for i, name := range r.names {
 		if n := r.ledger.nodes[name]; n != nil {
 			if candidate, fits := r.rated(n, i); fits {
 				r.nodes = append(r.nodes, candidate)
@@ -135,7 +130,7 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 		switch {
 		case best.obsolete():
 			heap.Pop(r)
-		case r.placeOn(r.name(best), best.node, pod):
+		case r.placeOn(best.node, pod):
 			r.record(best.node)
 			r.applied = len(r.changes)
 			if again, fits := r.rated(best.node, best.order); fits {
@@ -144,21 +139,19 @@ func (r *ranking) place(pod gpu.Pod) (string, bool) {
 			} else {
 				heap.Pop(r)
 			}
-			return r.name(best), true
+			return best.node.name, true
 		default:
 			r.refused = append(r.refused, heap.Pop(r).(heapEntry))
 		}
 	}
 	for _, candidate := range r.refused[:before] {
-		if r.placeOn(r.name(candidate), candidate.node, pod) {
+		if r.placeOn(candidate.node, pod) {
 			r.record(candidate.node) // The entry is obsolete now, and the next call of apply adds another one.
-			return r.name(candidate), true
+			return candidate.node.name, true
 		}
 	}
 	return "", false
 }
-
-func (r *ranking) name(of heapEntry) string { return r.like.Nodes[of.order] }
 
 // apply adds an entry for each node that has changed since the last call. Former entries of these nodes are obsolete.
 func (r *ranking) apply() {
@@ -176,15 +169,12 @@ func (r *ranking) apply() {
 
 // position returns the node's position in the ranking's list.
 func (r *ranking) position(n *node) (int, bool) {
-	list := keyOf(r.like.Nodes)
+	list := keyOf(r.names)
 	positions := r.positions[list]
 	if positions == nil {
-		positions = make(map[*node]int, len(r.like.Nodes))
-		for i, name := range r.like.Nodes {
+		positions = make(map[*node]int, len(r.names))
+		for i, name := range r.names {
 			positions[r.ledger.nodes[name]] = i
-		}
-		if r.positions == nil {
-			r.positions = map[listKey]map[*node]int{}
 		}
 		r.positions[list] = positions
 	}
@@ -196,7 +186,10 @@ func (r *ranking) position(n *node) (int, bool) {
 func (r *ranking) Len() int { return len(r.nodes) }
 
 // Less implements heap.Interface.
-func (r *ranking) Less(i, j int) bool { return r.nodes[i].before(&r.nodes[j]) }
+func (r *ranking) Less(i, j int) bool {
+	a, b := &r.nodes[i], &r.nodes[j]
+	return a.rate > b.rate || a.rate == b.rate && a.order < b.order
+}
 
 // Swap implements heap.Interface.
 func (r *ranking) Swap(i, j int) { r.nodes[i], r.nodes[j] = r.nodes[j], r.nodes[i] }

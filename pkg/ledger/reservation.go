@@ -103,10 +103,7 @@ func (r reservedPlace) compare(o reservedPlace) int {
 func (l *Ledger) AddReservation(id string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	made := l.addReservation(id, r)
-	for _, place := range r.Places {
-		l.addPlace(made, place)
-	}
+	l.addReservation(id, r)
 }
 
 // End ends the awaited reservation that the source has made for an item, if there is one. The ID of a nomination is its pod's UID.
@@ -114,10 +111,14 @@ func (l *Ledger) End(source Source, id string) {
 	l.edit(func(e *edit) { e.freed = l.endItem(source, id) })
 }
 
-// addReservation adds an awaited reservation without its places.
+// addReservation is AddReservation with the lock held. It returns what it added.
 func (l *Ledger) addReservation(id string, r Reservation) *Reservation {
-	r.Places, r.Victims = make([]Place, 0, len(r.Places)), slices.Clone(r.Victims)
+	places := r.Places
+	r.Places, r.Victims = make([]Place, 0, len(places)), slices.Clone(r.Victims)
 	l.reservations.items[r.Source][id] = &r
+	for _, place := range places {
+		l.addPlace(&r, place)
+	}
 	return &r
 }
 
@@ -152,8 +153,6 @@ func (l *Ledger) endItem(source Source, id string) (freed []string) {
 		if !l.allocated(uid) {
 			freed = append(freed, place.Node)
 		}
-	}
-	for _, place := range r.Places {
 		if place.Node == last { // Mostly the places on one node follow one another.
 			continue
 		}

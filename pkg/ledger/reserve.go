@@ -241,19 +241,19 @@ func (t *trial) placeNominated(request *Request) (name string, ok bool) {
 	}
 	defer t.ranks.record(n) // The nomination doesn't count any more, wherever the pod is placed.
 	a := t.asker(&request.Pod, t.ranks.view.Ignored)
-	if placement.Fit(t.cardsInView(n, &t.ranks.view, &a), a.demand) != reasons.Fits || !t.placeOn(name, n, request.Pod) {
+	if placement.Fit(t.cardsInView(n, &t.ranks.view, &a), a.demand) != reasons.Fits || !t.placeOn(n, request.Pod) {
 		return "", false
 	}
 	return name, true
 }
 
 // placeOn adds an allocation for the pod on the node. It returns false if the pod doesn't fit.
-func (t *trial) placeOn(name string, n *node, pod gpu.Pod) bool {
+func (t *trial) placeOn(n *node, pod gpu.Pod) bool {
 	where, fits := t.choosePlace(n, &pod, &t.ranks.view)
 	if !fits {
 		return false
 	}
-	t.assume(name, pod, where, t.at.Add(time.Duration(t.placed)))
+	t.assume(n.name, pod, where, t.at.Add(time.Duration(t.placed)))
 	t.placed++
 	return true
 }
@@ -267,7 +267,7 @@ func (l *Ledger) choosePlace(n *node, pod *gpu.Pod, view *View) (where gpu.Place
 }
 
 // rankingsBy returns rankings by the view. placeOn is rankings.placeOn.
-func (l *Ledger) rankingsBy(view View, placeOn func(name string, n *node, pod gpu.Pod) bool) rankings {
+func (l *Ledger) rankingsBy(view View, placeOn func(n *node, pod gpu.Pod) bool) rankings {
 	return rankings{
 		ledger: l, view: view, placeOn: placeOn, rate: func(n *node, a *asker, kind int) (float64, bool) {
 			suits, reason := l.suitability(n, &view, a, kind)

@@ -61,11 +61,11 @@ func (p *tentativePlacement) counts(view *View) bool {
 	return !view.TentativeAt.IsZero() && view.TentativeAt.Sub(p.at) <= TentativeLifetime
 }
 
-// withTentative returns the cards with the tentative placements of other pods counted as used. The caller holds the lock.
-func (n *node) withTentative(cards []placement.Card, view *View, pod *gpu.Pod) []placement.Card {
-	copied := false
+// cardsInView is cardsFor in a view: tentative placements of other pods can count too.
+func (l *Ledger) cardsInView(n *node, view *View, a *asker) []placement.Card {
+	cards, copied := l.cardsFor(n, a), false
 	for _, other := range n.tentative {
-		if other.pod.UID == pod.UID || !other.counts(view) {
+		if other.pod.UID == a.pod.UID || !other.counts(view) {
 			continue
 		}
 		if !copied {
