@@ -38,10 +38,7 @@ func ConstraintsOf(pod *corev1.Pod) unique.Handle[string] {
 			RequiredDuringSchedulingIgnoredDuringExecution: pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution,
 		}}
 	}
-	text, err := spec.Marshal()
-	if err != nil { // Unreachable.
-		return unique.Make(string(pod.UID))
-	}
+	text, _ := spec.Marshal() // It returns no error.
 	p := protocol.Pod(pod)
 	if pod.Spec.NodeName != "" {
 		where, _ := protocol.PodPlacement(pod) // None counts as one card.

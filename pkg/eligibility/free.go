@@ -83,18 +83,12 @@ func (f *freeAmounts) count(pod *PodUse, sign int64) {
 		return
 	}
 	n := f.node(pod.Node)
-	addUse(n.used, pod, sign)
-	f.dropUnknown(pod.Node, n)
-}
-
-// addUse adds what the pod uses to the sums, times sign. It keeps no zeros.
-func addUse(sums Amounts, pod *PodUse, sign int64) {
 	for name, amount := range pod.uses() {
-		sums[name] += sign * amount
-		if sums[name] == 0 {
-			delete(sums, name)
+		if n.used[name] += sign * amount; n.used[name] == 0 {
+			delete(n.used, name)
 		}
 	}
+	f.dropUnknown(pod.Node, n)
 }
 
 func (f *freeAmounts) node(name string) *nodeUse {
@@ -182,17 +176,12 @@ func (c *Cluster) Fits(q ledger.ResourceQuery) bool {
 			ending = append(ending, pod)
 		}
 	}
-	lacks := func(name corev1.ResourceName) bool {
-		allocatable, listed := n.allocatable[name]
-		need := sumOf(name, pods)
-		if !listed {
-			return q.Listed && need > 0
-		}
-		return need > 0 && need > allocatable-n.used[name]-sumOf(name, others)+sumOf(name, ending)
-	}
 	for _, pod := range pods {
 		for name := range pod.uses() {
-			if lacks(name) {
+			allocatable, listed := n.allocatable[name]
+			switch need := sumOf(name, pods); {
+			case need <= 0:
+			case !listed && q.Listed, listed && need > allocatable-n.used[name]-sumOf(name, others)+sumOf(name, ending):
 				return false
 			}
 		}

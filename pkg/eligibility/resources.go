@@ -3,6 +3,7 @@ package eligibility
 import (
 	"fmt"
 	"iter"
+	"maps"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,12 +48,9 @@ func (p *PodUse) Shape() placement.Shape {
 
 // OtherRequests returns a text that is equal for pods that ask for the same of what Shape doesn't have; empty if that is nothing.
 func (p *PodUse) OtherRequests() string {
-	others := Amounts{}
-	for name, amount := range p.Requests {
-		if name != corev1.ResourceCPU && name != corev1.ResourceMemory {
-			others[name] = amount
-		}
-	}
+	others := maps.Clone(p.Requests)
+	delete(others, corev1.ResourceCPU)
+	delete(others, corev1.ResourceMemory)
 	if len(others) == 0 {
 		return ""
 	}
@@ -85,13 +83,8 @@ func AmountsOf(list corev1.ResourceList) Amounts {
 // uses returns what the pod uses of its node by resource, without GPU memory.
 func (p *PodUse) uses() iter.Seq2[corev1.ResourceName, int64] {
 	return func(yield func(corev1.ResourceName, int64) bool) {
-		if !yield(corev1.ResourcePods, 1) {
-			return
-		}
-		for name, amount := range p.Requests {
-			if !yield(name, amount) {
-				return
-			}
+		if yield(corev1.ResourcePods, 1) {
+			maps.All(p.Requests)(yield)
 		}
 	}
 }
