@@ -102,7 +102,15 @@ func (r *Requeuer) handle(uid gpu.PodUID, e event, sample int) state {
 // RetrySamples requeues all pods if that helps one that is due: one that was rejected on a sample, or for which only some nodes passed. Run calls it
 // in each writeInterval.
 func (r *Requeuer) RetrySamples() {
-	due := r.due()
+	due := map[gpu.PodUID]triedPod{}
+	r.mu.Lock()
+	now := r.Clock.Now()
+	for uid, pod := range r.tried {
+		if !pod.due.IsZero() && !pod.due.After(now) {
+			due[uid] = pod
+		}
+	}
+	r.mu.Unlock()
 	if len(due) == 0 {
 		return
 	}
@@ -114,19 +122,6 @@ func (r *Requeuer) RetrySamples() {
 		r.RequeueAll(node)
 	}
 	r.postpone(helps)
-}
-
-// due returns the pods that are due.
-func (r *Requeuer) due() map[gpu.PodUID]triedPod {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	due, now := map[gpu.PodUID]triedPod{}, r.Clock.Now()
-	for uid, pod := range r.tried {
-		if !pod.due.IsZero() && !pod.due.After(now) {
-			due[uid] = pod
-		}
-	}
-	return due
 }
 
 // judge drops due pods that a requeue cannot help, and reports whether a requeue may help one of the others. node is

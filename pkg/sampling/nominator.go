@@ -248,7 +248,18 @@ func (n *Nominator) choose(due []choice) {
 // recordChoice records the node that was chosen for a pod, and removes it from the choice if the pod isn't to be nominated any more. If no node has
 // room, nominations don't help the pod, and recordChoice returns true.
 func (n *Nominator) recordChoice(c *choice) (givenUp bool) {
-	if n.setNode(c) {
+	n.mu.Lock()
+	p := n.pods[c.pod.UID]
+	wanted := p != nil && p.state == writing
+	if wanted {
+		p.node = c.node
+		if c.node == "" {
+			p.state = done
+			n.giveUp(c.pod)
+		}
+	}
+	n.mu.Unlock()
+	if wanted {
 		return c.node == ""
 	}
 	// The pod was bound or deleted meanwhile, or kube-scheduler has nominated it.
@@ -257,22 +268,6 @@ func (n *Nominator) recordChoice(c *choice) (givenUp bool) {
 	}
 	c.node = ""
 	return false
-}
-
-// setNode sets the node of the pod's nomination. It returns false if the pod isn't to be nominated any more.
-func (n *Nominator) setNode(c *choice) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.pods[c.pod.UID]
-	if p == nil || p.state != writing {
-		return false
-	}
-	p.node = c.node
-	if c.node == "" {
-		p.state = done
-		n.giveUp(c.pod)
-	}
-	return true
 }
 
 // write writes the nomination of the pod, or removes it if node is empty.
@@ -322,21 +317,16 @@ func (n *Nominator) mayWrite(uid gpu.PodUID) bool {
 // drop removes the ledger's nomination of a pod, unless the watch has shown it. If the write takes effect later, the watch restores the
 // nomination.
 func (n *Nominator) drop(uid gpu.PodUID) {
-	if n.stopWriting(uid) {
+	n.mu.Lock()
+	p := n.pods[uid]
+	dropped := p != nil && p.state == writing
+	if dropped {
+		p.state = done
+	}
+	n.mu.Unlock()
+	if dropped {
 		n.Ledger.End(ledger.Nominated, string(uid))
 	}
-}
-
-// stopWriting records that the nomination of a pod isn't written, and returns false if the watch has shown it.
-func (n *Nominator) stopWriting(uid gpu.PodUID) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.pods[uid]
-	if p == nil || p.state != writing {
-		return false
-	}
-	p.state = done
-	return true
 }
 
 // dropUnreported drops the nominations that the watch should have shown by now.
