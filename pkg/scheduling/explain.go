@@ -80,7 +80,13 @@ func (s *Scheduler) diagnose(pods []*clustercache.PodInfo) []diagnosis.Diagnosis
 	for i := range pods {
 		pending[i] = pods[i].Pending
 	}
-	diagnoser := diagnosis.NewDiagnoser(s.diagnosisNodes(), pending, s.Clock.Now())
+	deletion := func(pod gpu.Pod) (since, due time.Time) {
+		if known, ok := s.cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID {
+			return known.DeletionRequested(), known.DeletionTime
+		}
+		return
+	}
+	diagnoser := diagnosis.NewDiagnoser(diagnosis.Nodes(s.ledger, s.cache.Node, deletion), pending, s.Clock.Now())
 	diagnoser.Turns, diagnoser.Awaited = s.fair.turns(), s.ledger.AwaitedNodes()
 	return diagnoser.DiagnoseAll(pending, func(i int) *diagnosis.GroupWait { return s.groups.wait(pods[i]) })
 }
@@ -98,14 +104,4 @@ func (g *groups) wait(pod *clustercache.PodInfo) *diagnosis.GroupWait {
 		return nil
 	}
 	return diagnosis.ReportedWait(member.Gang.String(), pod.Pending) // Only the leader knows the state of groups.
-}
-
-func (s *Scheduler) diagnosisNodes() []diagnosis.Node {
-	deletion := func(pod gpu.Pod) (since, due time.Time) {
-		if known, ok := s.cache.Pod(pod.Namespace, pod.Name); ok && known.UID == pod.UID {
-			return known.DeletionRequested(), known.DeletionTime
-		}
-		return
-	}
-	return diagnosis.Nodes(s.ledger, s.cache.Node, deletion)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/pkg/reclaim"
+	"github.com/gpushare/gpushare/pkg/requeue"
 )
 
 // FairShareOptions configure fair sharing between tenants.
@@ -68,14 +69,12 @@ type fairShare struct {
 	manager   *dispatch.Manager
 	reclaimer *eviction.Reclaimer
 	groups    *groups
-	api       interface {
-		OpenGate(ctx context.Context, pod gpu.Pod, gate string) error
-	}
-	requeue  interface{ RequeueAll(node string) }
-	ready    func() error
-	recorder record.EventRecorder
-	leading  func() error
-	clock    clock.WithTicker
+	api       API
+	requeue   *requeue.Requeuer
+	ready     func() error
+	recorder  record.EventRecorder
+	leading   func() error
+	clock     clock.WithTicker
 	// writes are the writes that open gates. reclaims is the attempt to reclaim memory; there is at most one in a term.
 	writes, reclaims background.Group
 

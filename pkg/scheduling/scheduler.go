@@ -144,28 +144,25 @@ func (s *Scheduler) view() ledger.View {
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
 func (s *Scheduler) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.cache.Run(ctx) })
-	g.Go(func() error { return s.binder.Run(ctx) })
-	g.Go(func() error { return s.requeue.Run(ctx) })
-	g.Go(func() error { return s.nominator.Run(ctx) })
-	g.Go(func() error { return s.preemptors.Run(ctx) })
-	g.Go(func() error { return s.waiting.run(ctx) })
+	loops := []func(context.Context) error{s.cache.Run, s.binder.Run, s.requeue.Run, s.nominator.Run, s.preemptors.Run, s.waiting.run}
 	if s.evictsForOthers() {
-		g.Go(func() error { return s.executor.Run(ctx) })
+		loops = append(loops, s.executor.Run)
 	}
 	if s.expectations != nil {
-		g.Go(func() error { return s.expectations.run(ctx) })
+		loops = append(loops, s.expectations.run)
 	}
 	if s.overusers != nil {
-		g.Go(func() error { return s.overusers.Run(ctx) })
+		loops = append(loops, s.overusers.Run)
 	}
 	if s.Gangs.Hold > 0 {
-		g.Go(func() error { return s.groups.run(ctx) })
-		g.Go(func() error { return s.members.Run(ctx) })
+		loops = append(loops, s.groups.run, s.members.Run)
 	}
 	if s.fair != nil {
-		g.Go(func() error { return s.fair.run(ctx) })
+		loops = append(loops, s.fair.run)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for _, loop := range loops {
+		g.Go(func() error { return loop(ctx) })
 	}
 	return g.Wait()
 }

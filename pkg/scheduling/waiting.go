@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"time"
-	"unique"
 
 	"k8s.io/utils/clock"
 
 	"github.com/gpushare/gpushare/pkg/background"
 	"github.com/gpushare/gpushare/pkg/clustercache"
+	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/gang"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -37,11 +37,9 @@ type waiting struct {
 	ledger   *ledger.Ledger
 	groups   *groups
 	fair     *fairShare
-	nodes    interface {
-		UsableNodes(constraints unique.Handle[string]) []string
-	}
-	leading func() error
-	clock   clock.WithTicker
+	nodes    *eligibility.Cluster
+	leading  func() error
+	clock    clock.WithTicker
 }
 
 // run makes passes until ctx ends.
