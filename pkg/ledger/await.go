@@ -77,10 +77,7 @@ func (l *Ledger) AwaitedUsable(item Item, requests []Request) bool {
 // takes reports whether the node takes the pod of the place, on cards that can be used and are large enough. n may be nil.
 func (n *node) takes(place *Place) bool {
 	demand := place.Pod.Demand()
-	return n.accepts(&demand) == reasons.Fits && !slices.ContainsFunc(place.On, func(on gpu.Share) bool {
-		card := n.usableCard(on.Card, &demand)
-		return card == nil || card.Memory < on.Memory
-	})
+	return n.canUse(place.On, &demand, func(card *placement.Card, on gpu.Share) bool { return card.Memory >= on.Memory })
 }
 
 // AwaitedFree reports whether all that the item's awaited reservation has is free, with the CPU and the other resources that its pods need, and no
@@ -122,7 +119,7 @@ func (l *Ledger) isFree(n *node, places []Place) bool {
 		}
 		placement.Use(cards, places[i].On)
 	}
-	return l.resourcesFit(q)
+	return l.resources.Fits(q)
 }
 
 // HasAwaited reports whether the item of this ID has an awaited reservation.
@@ -154,7 +151,7 @@ func (l *Ledger) AwaitedMemory(id string) map[string]gpu.Memory {
 		pods[place.Node] = append(pods[place.Node], place.Pod.UID)
 	}
 	for name, uids := range pods {
-		if n := l.nodes[name]; n != nil && l.resources != nil {
+		if n := l.nodes[name]; n != nil {
 			out[name] = max(out[name], gpu.Memory(l.resources.LargestPart(name, uids)*float64(n.memory())))
 		}
 	}
@@ -268,7 +265,7 @@ func (c *awaitedChoice) shortlist(requests []Request) []Request {
 	compared, best := map[kind]bool{}, map[listKey]map[string]bool{}
 	for i := range requests {
 		request := &requests[i]
-		k := kind{keyOf(request.Nodes), request.Pod.Demand(), c.requestsOf(request.Pod.UID)}
+		k := kind{keyOf(request.Nodes), request.Pod.Demand(), c.resources.Requests(request.Pod.UID)}
 		if compared[k] {
 			continue
 		}
@@ -326,7 +323,7 @@ func (c *awaitedChoice) willHaveResources(n *node, uid gpu.PodUID) bool {
 		}
 	}
 	q.Ahead = distinct(q.Ahead)
-	if c.resourcesFit(q) {
+	if c.resources.Fits(q) {
 		return true // Also if no pod ends.
 	}
 	for uid, a := range n.allocations {
@@ -334,7 +331,7 @@ func (c *awaitedChoice) willHaveResources(n *node, uid gpu.PodUID) bool {
 			q.Ending = append(q.Ending, uid)
 		}
 	}
-	return len(q.Ending) > 0 && c.resourcesFit(q)
+	return len(q.Ending) > 0 && c.resources.Fits(q)
 }
 
 // rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the

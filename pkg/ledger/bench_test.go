@@ -321,9 +321,9 @@ func BenchmarkLock(b *testing.B) {
 	}
 	reserved := held(places, 0)
 	for name, call := range map[string]func(){
-		"ForEachFit": func() { f.ForEachFit(asking, names, ignore) },
-		"FirstFit":   func() { f.FirstFit(full, names) },
-		"Rank":       func() { f.Rank(tentative, asking, names) },
+		"ForEachFit":             func() { f.ForEachFit(asking, names, ignore) },
+		"FirstFit":               func() { f.FirstFit(full, names) },
+		"Rank":                   func() { f.Rank(tentative, asking, names) },
 		"NodesWithLowerPriority": func() { f.NodesWithLowerPriority(pod("asking", 1, -1), names) },
 		"FitsWithoutAssumed":     func() { f.FitsWithoutAssumed(full, names) },
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },

@@ -53,7 +53,7 @@ func (t *emptyTrial) place(request Request, from int) (position int, ok bool) {
 		}
 		where, reason := placement.Place(placement.Binpack, cards, demand)
 		pods := append(t.pods[name], request.Pod.UID)
-		if reason != reasons.Fits || !t.ledger.resourcesFit(ResourceQuery{Node: name, Pods: pods, Ending: slices.Collect(maps.Keys(n.allocations)), Listed: true}) {
+		if reason != reasons.Fits || !t.ledger.resources.Fits(ResourceQuery{Node: name, Pods: pods, Ending: slices.Collect(maps.Keys(n.allocations)), Listed: true}) {
 			continue
 		}
 		placement.Use(cards, where)

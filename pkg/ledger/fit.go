@@ -47,7 +47,7 @@ func (l *Ledger) FirstFit(pod gpu.Pod, names []string) (name string, ok bool) {
 	defer l.mu.RUnlock()
 	a := l.asker(&pod, nil)
 	for _, name := range names {
-		if l.fit(l.nodes[name], &a) == reasons.Fits && (a.home != "" || l.resourcesFit(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}})) {
+		if l.fit(l.nodes[name], &a) == reasons.Fits && (a.home != "" || l.resources.Fits(ResourceQuery{Node: name, Pods: []gpu.PodUID{pod.UID}})) {
 			return name, true
 		}
 	}
@@ -60,12 +60,12 @@ func (l *Ledger) FitsResources(name string, pods []gpu.Pod, gone []gpu.PodUID, i
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	n := l.nodes[name]
-	if n == nil || l.resources == nil {
+	if n == nil {
 		return true
 	}
 	_, q := l.askTogether(n, pods, ignored)
 	q.Ending = distinct(append(q.Ending, gone...))
-	return l.resourcesFit(q)
+	return l.resources.Fits(q)
 }
 
 // View determines how Rank, ReserveAll and Move rate nodes.
@@ -227,19 +227,16 @@ func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if
 // nothing is: kube-scheduler has checked that the pod fits what is free. n may be nil.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	if l.resources == nil || !n.hasReserved() {
+	if !n.hasReserved() {
 		return true
 	}
 	q := l.queryBeside(n, a)
-	return len(q.Ahead) == 0 || l.resourcesFit(q)
+	return len(q.Ahead) == 0 || l.resources.Fits(q)
 }
 
 // hasResourcesNow reports whether the node has CPU and all other resources for the pod beside the pods that have places on it or are nominated to it,
 // before any pod ends.
 func (l *Ledger) hasResourcesNow(n *node, a *asker) bool {
-	if l.resources == nil {
-		return true
-	}
 	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}}
 	for uid, other := range n.allocations {
 		if other.State == Assumed {
@@ -251,7 +248,7 @@ func (l *Ledger) hasResourcesNow(n *node, a *asker) bool {
 			q.Ahead = append(q.Ahead, r.Pod.UID)
 		}
 	}
-	return l.resourcesFit(q)
+	return l.resources.Fits(q)
 }
 
 // askTogether is queryBeside for the pods of an item. The asker is the one that sees the most as used.

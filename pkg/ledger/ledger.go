@@ -95,9 +95,9 @@ type Node struct {
 // caller's code runs under it only in Resources and Turns.
 type Ledger struct {
 	freedListeners []func(node string)
-	// resources is nil if only GPU memory counts, turns if fair sharing is off.
-	resources Resources
-	turns     Turns
+	resources      Resources
+	// turns is nil if fair sharing is off.
+	turns Turns
 
 	mu    sync.RWMutex
 	nodes map[string]*node
@@ -116,8 +116,12 @@ type Ledger struct {
 // New returns an empty ledger that counts only GPU memory.
 func New() *Ledger { return NewWithResources(nil, nil) }
 
-// NewWithResources returns an empty ledger whose reservations also keep the other resources of nodes. turns is nil if fair sharing is off.
+// NewWithResources returns an empty ledger whose reservations also keep the other resources of nodes. resources is nil if only GPU memory counts, turns
+// if fair sharing is off.
 func NewWithResources(resources Resources, turns Turns) *Ledger {
+	if resources == nil {
+		resources = memoryOnly{}
+	}
 	return &Ledger{
 		resources: resources, turns: turns,
 		nodes:  map[string]*node{},

@@ -125,10 +125,8 @@ func (l *Ledger) kindOf(view *View, pod *gpu.Pod) (kind int, exact bool) {
 
 // shapeOf returns what the pod asks for; only its demand if the rest isn't known.
 func (l *Ledger) shapeOf(pod *gpu.Pod) placement.Shape {
-	if l.resources != nil {
-		if shape, known := l.resources.Shape(pod.UID); known {
-			return shape
-		}
+	if shape, known := l.resources.Shape(pod.UID); known {
+		return shape
 	}
 	return placement.Shape{Demand: pod.Demand()}
 }

@@ -121,21 +121,18 @@ func (l *Ledger) StillUsable(uid gpu.PodUID) bool {
 	if a == nil {
 		return false
 	}
-	n := l.nodes[l.nodeOf[uid]]
 	demand := a.Demand()
-	return n.accepts(&demand) == reasons.Fits && len(a.Placement) > 0 && !slices.ContainsFunc(a.Placement, func(share gpu.Share) bool {
-		card := n.usableCard(share.Card, &demand)
-		return card == nil || card.Overfull()
-	})
+	usable := func(card *placement.Card, _ gpu.Share) bool { return !card.Overfull() }
+	return len(a.Placement) > 0 && l.nodes[l.nodeOf[uid]].canUse(a.Placement, &demand, usable)
 }
 
-// usableCard returns the card with this index; nil if it doesn't exist, is unhealthy, or isn't near an adapter although the demand needs one.
-func (n *node) usableCard(index int, demand *gpu.Demand) *placement.Card {
-	i, ok := placement.Position(n.cards, index)
-	if !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) {
-		return nil
-	}
-	return &n.cards[i]
+// canUse reports whether the node accepts the demand, and its cards of the placement exist, are healthy, near an adapter if they must be, and usable. n
+// may be nil.
+func (n *node) canUse(where gpu.Placement, demand *gpu.Demand, usable func(*placement.Card, gpu.Share) bool) bool {
+	return n.accepts(demand) == reasons.Fits && !slices.ContainsFunc(where, func(share gpu.Share) bool {
+		i, ok := placement.Position(n.cards, share.Card)
+		return !ok || n.cards[i].Unhealthy || n.cards[i].Lacks(demand) || !usable(&n.cards[i], share)
+	})
 }
 
 // trial is a change of several nodes that can be undone. The ledger's lock is held throughout.

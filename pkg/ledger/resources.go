@@ -30,16 +30,13 @@ type ResourceQuery struct {
 	Listed bool
 }
 
-// resourcesFit is Resources.Fits; true if only GPU memory counts.
-func (l *Ledger) resourcesFit(q ResourceQuery) bool { return l.resources == nil || l.resources.Fits(q) }
+// memoryOnly are Resources that nothing is known of: only GPU memory counts.
+type memoryOnly struct{}
 
-// requestsOf is Resources.Requests; empty if only GPU memory counts.
-func (l *Ledger) requestsOf(uid gpu.PodUID) string {
-	if l.resources == nil {
-		return ""
-	}
-	return l.resources.Requests(uid)
-}
+func (memoryOnly) Shape(gpu.PodUID) (placement.Shape, bool) { return placement.Shape{}, false }
+func (memoryOnly) Requests(gpu.PodUID) string               { return "" }
+func (memoryOnly) Fits(ResourceQuery) bool                  { return true }
+func (memoryOnly) LargestPart(string, []gpu.PodUID) float64 { return 0 }
 
 // hasReserved reports whether something is reserved on the node. n may be nil.
 func (n *node) hasReserved() bool { return n != nil && (len(n.reserved) > 0 || n.assumed > 0) }

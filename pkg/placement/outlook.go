@@ -88,7 +88,9 @@ func newWeighedKind(shape Shape) weighedKind {
 }
 
 // weight returns how much room for the kind counts, compared with other kinds.
-func (k *Kind) weight(card float64) float64 { return math.Pow(k.Frequency/k.size(card), weightExponent) }
+func (k *Kind) weight(card float64) float64 {
+	return math.Pow(k.Frequency/k.size(card), weightExponent)
+}
 
 // roomOn returns for how many pods of the kind the nodes have room, and the memory that these can use. empty is the emptiness of the nodes that the kind
 // could use once they are empty, and one more; usable is false if there are none. The kind is at that position in the outlook.

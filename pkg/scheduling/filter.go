@@ -13,7 +13,7 @@ import (
 )
 
 // Filter returns the candidate nodes whose cards have room for the pod, or the best of them (see Options.FilterBest). For a
-// single pod it creates no allocation, For a member of a group it can make the
+// single pod it creates no allocation, for a member of a group it can make the
 // group's plan. A pod that asks for no GPU memory passes on every node, unless its group rejects it.
 func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, error) {
 	pod := s.podInfo(object)
