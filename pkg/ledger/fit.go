@@ -227,7 +227,7 @@ func (l *Ledger) fitsWithoutQueued(n *node, a *asker) bool {
 // hasResources reports whether the node has CPU and all other resources for the pod beside what is reserved there for others. It returns true if
 // nothing is: kube-scheduler has checked that the pod fits what is free. n may be nil.
 func (l *Ledger) hasResources(n *node, a *asker) bool {
-	if !n.hasReserved() {
+	if l.resources == (memoryOnly{}) || !n.hasReserved() {
 		return true
 	}
 	q := l.queryBeside(n, a)
@@ -237,6 +237,9 @@ func (l *Ledger) hasResources(n *node, a *asker) bool {
 // hasResourcesNow reports whether the node has CPU and all other resources for the pod beside the pods that have places on it or are nominated to it,
 // before any pod ends.
 func (l *Ledger) hasResourcesNow(n *node, a *asker) bool {
+	if l.resources == (memoryOnly{}) {
+		return true
+	}
 	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{a.pod.UID}}
 	for uid, other := range n.allocations {
 		if other.State == Assumed {
