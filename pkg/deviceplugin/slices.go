@@ -1,8 +1,10 @@
 package deviceplugin
 
 import (
+	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/tools/cache"
@@ -18,6 +20,14 @@ func newSliceInformer(slices SliceClient, node string, changed func()) (cache.Sh
 	selector := fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", node), fields.OneTermEqualSelector("spec.driver", protocol.DRADriver))
 	informer, err := newInformer(slices, &metav1.PartialObjectMetadata{}, selector, nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("setting up the informer of the ResourceSlices: %w", err)
+	}
+	err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if !apierrors.IsNotFound(err) { // API servers before 1.34 have no ResourceSlices of this version. The log must not repeat that.
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("setting up the informer of the ResourceSlices: %w", err)
 	}

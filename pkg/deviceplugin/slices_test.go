@@ -1,6 +1,9 @@
 package deviceplugin
 
 import (
+	"bytes"
+	"context"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -8,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/gpushare/gpushare/pkg/protocol"
 	"github.com/gpushare/gpushare/test/await"
@@ -71,6 +76,43 @@ func TestDRADriverUnknown(t *testing.T) {
 				inventory, err := protocol.ParseInventory(b.node().Annotations)
 				return err == nil && len(inventory.Cards) == 1 && inventory.DRADriver == test.want
 			})
+		})
+	}
+}
+
+// TestNoResourceSlices: an API server without ResourceSlices is asked again and again, and the log doesn't repeat that. It has other errors.
+func TestNoResourceSlices(t *testing.T) {
+	resource := sliceResource.GroupResource()
+	for name, test := range map[string]struct {
+		answer error
+		logged bool
+	}{
+		"without ResourceSlices": {apierrors.NewNotFound(resource, ""), false},
+		"forbidden":              {apierrors.NewForbidden(resource, "", nil), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client, lists := fakeSlices(), make(chan struct{}, 10)
+			client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+				lists <- struct{}{}
+				return true, nil, test.answer
+			})
+			informer, err := newSliceInformer(client.Resource(sliceResource), testNode, func() {})
+			check.Must(t, err)
+			var log bytes.Buffer
+			ctx, end := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				informer.RunWithContext(ctx)
+			}()
+			<-lists
+			<-lists // The error of the first one was handled.
+			end()
+			<-ended
+			if got := strings.Contains(log.String(), "Failed to watch"); got != test.logged {
+				t.Errorf("logged %t, want %t: %s", got, test.logged, log.String())
+			}
 		})
 	}
 }
