@@ -17,7 +17,6 @@ import (
 	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/protocol"
-	"github.com/gpushare/gpushare/pkg/reasons"
 	"github.com/gpushare/gpushare/test/framework"
 )
 
@@ -120,12 +119,7 @@ func (c *cluster) choose(pod *tracePod, use *eligibility.PodUse) (node string, o
 		return c.leastAllocated(pod)
 	}
 	candidates := c.fitting(pod, c.eligible.UsableNodes(use.Constraints))
-	var fitting []placement.Candidate
-	c.ledger.Rank(c.view, use.Pod, candidates, func(i int, suits placement.Suitability, reason reasons.Reason) {
-		if reason == reasons.Fits {
-			fitting = append(fitting, placement.Candidate{Node: i, Suits: suits})
-		}
-	})
+	fitting, _, _ := c.ledger.Rank(c.view, use.Pod, candidates)
 	chosen := placement.Best(fitting, 1)
 	if len(chosen) == 0 {
 		return "", false
