@@ -9,10 +9,15 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// maxSearches is the number of items of each tenant for which one round tries all nodes without success, because event handlers wait for the end of the
-// round: an item with new constraints takes milliseconds in a large cluster. The next rounds try the others. Unfinished tenants share this number, so
-// that many of them take no longer, and all others together have twice as many.
-const maxSearches = 16
+// maxSearches limits the items of each tenant for which one round tries all nodes without success, because event handlers wait for the end of the round.
+// The next rounds try the others. Unfinished tenants share this number, so that many of them take no longer, and all others together have twice as many.
+// With more than searchedNodes nodes it is smaller, but no smaller than minSearches.
+const maxSearches, minSearches, searchedNodes = 16, 4, 2500
+
+// searchLimit returns maxSearches for a cluster with so many nodes.
+func searchLimit(nodes int) int {
+	return max(min(maxSearches, maxSearches*searchedNodes/max(nodes, 1)), minSearches)
+}
 
 // try reserves places for the pods of an item, and returns nil if they don't fit now. awaits is true if it has an awaited reservation. Since all nodes were
 // tried for its kind, only the freed nodes can have got room, and those on which memory is kept for its tenant:
@@ -115,7 +120,7 @@ func (r *round) countSearch(tenant string) {
 // searchesOf returns how far the round is with the tenant.
 func (r *round) searchesOf(tenant string) *searches {
 	if r.searches[tenant] == nil {
-		r.searches[tenant] = &searches{left: maxSearches}
+		r.searches[tenant] = &searches{left: r.limit}
 	}
 	return r.searches[tenant]
 }

@@ -26,10 +26,10 @@ type round struct {
 	// ignored are the IDs of the items with awaited reservations whose tenants have not had their turn: these reservations don't count for the items
 	// that have their turn before.
 	ignored map[string]bool
-	// searches are those of each tenant with items that are due. left is for how many items of tenants that aren't unfinished all nodes may still be
-	// tried without success.
-	searches map[string]*searches
-	left     int
+	// searches are those of each tenant with items that are due. limit is searchLimit, and left for how many items of tenants that aren't unfinished all
+	// nodes may still be tried without success.
+	searches    map[string]*searches
+	limit, left int
 }
 
 // searches is how far a round is with the items of a tenant that are due: those for which all nodes are to be tried. It is kept for the next round if
@@ -59,8 +59,7 @@ func (m *Manager) makeRound(freed []string) {
 	m.keepEnded()
 	r := m.newRound(freed)
 	r.grantInOrder()
-	m.unfinished = r.searches
-	for name, own := range m.unfinished {
+	for name, own := range m.unfinished { // The round has changed it.
 		if !own.others {
 			delete(m.unfinished, name)
 		}
@@ -71,16 +70,18 @@ func (m *Manager) makeRound(freed []string) {
 func (m *Manager) newRound(freed []string) *round {
 	m.rounds, m.roundAt, m.changed = m.rounds+1, m.now, false
 	r := &round{
-		m: m, number: m.rounds, freed: sorted(freed), open: map[string]int{}, ignored: map[string]bool{}, searches: m.unfinished, left: 2 * maxSearches,
+		m: m, number: m.rounds, freed: sorted(freed), open: map[string]int{}, ignored: map[string]bool{}, searches: m.unfinished,
+		limit: searchLimit(m.Ledger.NumNodes()),
 	}
+	r.left = 2 * r.limit
 	names := slices.SortedFunc(maps.Keys(m.unfinished), func(a, b string) int {
 		return cmp.Or(cmp.Compare(m.unfinished[a].latest, m.unfinished[b].latest), strings.Compare(a, b))
 	})
 	for i, name := range names { // Those whose latest search is the oldest share a number, the others wait.
 		own := m.unfinished[name]
 		own.left, own.others = 0, false
-		if i < maxSearches {
-			own.left = maxSearches / min(len(names), maxSearches)
+		if i < r.limit {
+			own.left = r.limit / min(len(names), r.limit)
 		}
 	}
 	for _, p := range m.charged {

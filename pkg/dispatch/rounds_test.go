@@ -10,6 +10,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/eligibility"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
+	"github.com/gpushare/gpushare/test/check"
 )
 
 // manyKinds is more kinds than a round tries of one tenant.
@@ -224,4 +225,11 @@ func TestFreedWhileOthersAreTried(t *testing.T) {
 	f.delete("alice/has")
 	f.tick(300 * time.Millisecond)
 	want(t, "granted", []string{"alice/first"}, f.granted)
+}
+
+// TestSearchLimit: with more nodes a round tries fewer items, so that it takes no longer.
+func TestSearchLimit(t *testing.T) {
+	for nodes, want := range map[int]int{0: 16, 100: 16, 2500: 16, 5000: 8, 10_000: 4, 100_000: 4} {
+		check.Equal(t, fmt.Sprint(nodes, " nodes"), want, searchLimit(nodes))
+	}
 }

@@ -240,6 +240,13 @@ func (l *Ledger) Node(name string) (Node, bool) {
 // Nodes returns every node, by name. It takes the lock once per node, see eachNode.
 func (l *Ledger) Nodes() []Node { return l.read(l.names()) }
 
+// NumNodes returns the number of nodes.
+func (l *Ledger) NumNodes() int {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return len(l.nodes)
+}
+
 // names returns the names of all nodes, sorted.
 func (l *Ledger) names() []string {
 	l.mu.RLock()
