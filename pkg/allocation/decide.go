@@ -61,9 +61,9 @@ type Preference struct {
 
 // Decision is the answer to an Allocate call.
 type Decision struct {
-	// Outdated is true if no pod of the snapshot matches, or if its container would be rejected or get other cards than the
+	// NeedsFreshRead is true if no pod of the snapshot matches, or if its container would be rejected or get other cards than the
 	// annotated ones: that can't be undone, and the watch can be behind. Decide is then called again with a refreshed snapshot.
-	Outdated bool
+	NeedsFreshRead bool
 
 	// Match is how the pod was found. Pod is nil if none was.
 	Match     Match
@@ -130,7 +130,7 @@ func Decide(s Snapshot, request gpu.Memory) Decision {
 	}
 	switch {
 	case s.Freshness == Cached && (d.Rejection != nil || d.Result != ResultAssumed):
-		return Decision{Outdated: true}
+		return Decision{NeedsFreshRead: true}
 	case s.Freshness == Unread && d.Rejection != nil && d.Rejection.NoRoom:
 		d.Rejection.Text += fmt.Sprintf("; pods may have ended since, and the API server can't be asked: %v", s.ReadError)
 	}

@@ -214,8 +214,8 @@ func TestMatch(t *testing.T) {
 			if got.Pod != nil {
 				pod = got.Pod.Name
 			}
-			if pod != test.want || test.want != "" && got.Match != test.by || test.want == "" && got.Outdated == (test.look != Cached) {
-				t.Errorf("got %q by %q, outdated %t, want %q by %q", pod, got.Match, got.Outdated, test.want, test.by)
+			if pod != test.want || test.want != "" && got.Match != test.by || test.want == "" && got.NeedsFreshRead == (test.look != Cached) {
+				t.Errorf("got %q by %q, outdated %t, want %q by %q", pod, got.Match, got.NeedsFreshRead, test.want, test.by)
 			}
 			check.Equal(t, "asked", test.asked, k.asked)
 		})
@@ -251,7 +251,7 @@ func TestOutdated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Snapshot{Cards: test.cards, Pods: []Pod{next}, Given: ended}
 			k := kubelet{states: map[string]KubeletState{"next": StateWaiting}}
-			if d := k.decide(s, 8); !d.Outdated {
+			if d := k.decide(s, 8); !d.NeedsFreshRead {
 				t.Errorf("got %+v, want a decision by newer pods", d)
 			}
 			d := k.decide(s.Refreshed(test.err), 8)
@@ -273,7 +273,7 @@ func TestMatchAsksStartingKubelet(t *testing.T) {
 	}
 	s.Pods = append(s.Pods, newPod("new", main(2), assumed(0, 99)))
 	k.states["p8"] = StateWaiting
-	if d := k.decide(s, 2); !d.Outdated {
+	if d := k.decide(s, 2); !d.NeedsFreshRead {
 		t.Fatalf("got %+v, want no match before the pods are read again", d)
 	}
 	if d := k.decide(s.Refreshed(nil), 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {

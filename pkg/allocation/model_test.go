@@ -336,7 +336,7 @@ func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *
 	s := w.snapshot(w.cached())
 	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
 	d := Decide(s, request)
-	if !d.Outdated {
+	if !d.NeedsFreshRead {
 		return d
 	}
 	w.sync()

@@ -43,8 +43,8 @@ func (c *Claim) End() (noWrite bool) {
 // Abandon makes End release the allocation, unless a write was made or is unconfirmed.
 func (c *Claim) Abandon() { c.binder.tracker.releaseOrAbandon(c.uid) }
 
-// IsOpen reports whether an earlier write of the pod may still take effect, with the cards that the pod has in the ledger.
-func (c *Claim) IsOpen() bool { return c.binder.tracker.isOpen(c.uid) }
+// HasOpenWrite reports whether an earlier write of the pod may still take effect, with the cards that the pod has in the ledger.
+func (c *Claim) HasOpenWrite() bool { return c.binder.tracker.isOpen(c.uid) }
 
 // Write binds the pod to the node in one write that carries the annotations of the allocation, which the ledger assumes for
 // the pod on that node; it has no placement if the pod asks for no GPU memory. containers are the requests of the pod's app

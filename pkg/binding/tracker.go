@@ -71,9 +71,9 @@ type write struct {
 	pod   gpu.Pod
 	node  string
 	state writeState
-	// begun is when the write began. It is no moment of a term for an unreported one that was read.
+	// begun is when the write began, as a moment of the term. After a read of an unreported write it is a moment of no term.
 	begun termMoment
-	// at is when the write began. For an unreported one that was read, it is when the last read began.
+	// at is when the write began, or for an unreported write when its last read began.
 	at time.Time
 	// earlier is the write before this one, if it is open too: it may still be made if this one is rejected.
 	earlier *write

@@ -92,7 +92,7 @@ func (a *allocator) InUse() map[int]gpu.Memory {
 	return held.InUse()
 }
 
-// readAndDecide decides from what is known here. If that isn't enough (allocation.Decision.Outdated), it reads the record and the pods again: both
+// readAndDecide decides from what is known here. If that isn't enough (allocation.Decision.NeedsFreshRead), it reads the record and the pods again: both
 // can be out of date. The kubelet waits during the call.
 func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, preferred allocation.Preference) allocation.Decision {
 	if a.doubtful {
@@ -107,7 +107,7 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 		snapshot.Preferred, snapshot.Kubelet = preferred, kubelet
 		return allocation.Decide(snapshot, request)
 	}
-	if decision := decide(a.snapshots.Cached()); !decision.Outdated {
+	if decision := decide(a.snapshots.Cached()); !decision.NeedsFreshRead {
 		return decision
 	}
 	a.checkpoint.Sync(ctx)

@@ -26,8 +26,8 @@ type hold struct {
 	memory gpu.Memory
 }
 
-// isMaking reports whether the evictions for the item are being made.
-func (h *hold) isMaking() bool { return h.ends.IsZero() }
+// isEvicting reports whether the evictions for the item are being made.
+func (h *hold) isEvicting() bool { return h.ends.IsZero() }
 
 // Hold holds the places of a plan for a search, before anything is evicted. It must be called once for a search, and reports whether the plan is
 // still right: the items still wait and ask for the same, their tenants are still below their share, and the victims may still be evicted: their
@@ -144,7 +144,7 @@ func (m *Manager) itemOf(h *hold) *item {
 func (m *Manager) grantHeld() {
 	m.endHolds(func(h *hold) bool {
 		it := m.itemOf(h)
-		return !h.isMaking() && (it == nil || m.grantHold(h, it))
+		return !h.isEvicting() && (it == nil || m.grantHold(h, it))
 	})
 }
 
@@ -184,7 +184,7 @@ func (m *Manager) endHolds(ends func(*hold) bool) {
 // endLateHolds ends the holds whose places weren't free in time.
 func (m *Manager) endLateHolds() {
 	m.endHolds(func(h *hold) bool {
-		if h.isMaking() || m.now.Before(h.ends) {
+		if h.isEvicting() || m.now.Before(h.ends) {
 			return false
 		}
 		m.reclaims.pause(h.tenantKind, m.now)

@@ -36,8 +36,8 @@ func (m *Manager) keepEnded() {
 	m.ended = nil
 }
 
-// mayKeep reports whether other tenants wait, and none of them has an item that fits there now and would still have less with it than this tenant, which
-// counts as if its pods had not ended.
+// mayKeep reports whether other tenants wait, and none of them may take the memory now: a tenant may if one of its items fits the node, and the tenant
+// would still have less with this item, in proportion to its terms, than k's tenant had before its pods ended.
 func (m *Manager) mayKeep(k *kept) bool {
 	memory := k.Request
 	for _, other := range m.keptFor(k.tenant) {

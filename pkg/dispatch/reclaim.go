@@ -20,8 +20,8 @@ const (
 type reclaims struct {
 	// since is when this process began to lead.
 	since time.Time
-	// below is how long each tenant has been below its share with an item that has no room, less the time since in which it wasn't; ReclaimAfter
-	// at most. counted is up to when.
+	// below is how long each tenant has been below its share with an item that has no room, less the time after that in which it wasn't below its share.
+	// It is ReclaimAfter at most. counted is the time up to which it was computed.
 	below   map[string]time.Duration
 	counted time.Time
 	// pauses are those of the kinds for which the latest attempt had no success.
@@ -191,11 +191,11 @@ func (m *Manager) Reclaimed(s *Search, until time.Time) {
 	}
 	m.reclaims.search = nil
 	if until.IsZero() {
-		m.endHolds((*hold).isMaking)
+		m.endHolds((*hold).isEvicting)
 	}
 	held := map[tenantKind]bool{}
 	for _, h := range m.reclaims.holds {
-		if h.isMaking() {
+		if h.isEvicting() {
 			h.ends, held[h.tenantKind] = until, held[h.tenantKind] || m.itemOf(h) != nil
 		}
 	}

@@ -35,8 +35,8 @@ type round struct {
 // searches is how far a round is with the items of a tenant that are due: those for which all nodes are to be tried. It is kept for the next round if
 // this one could not try them all: then the tenant is unfinished.
 type searches struct {
-	// since is the number of the first round that has not tried them all; 0 if the latest one has. latest is that of the latest one that tried some
-	// without success; 0 if none did.
+	// since is the number of the first round that has not tried all of these items; 0 if the latest round has tried all. latest is the number of the
+	// latest round that tried one of these items without success; 0 if no round did.
 	since, latest uint64
 	// left is for how many items the round may still try all nodes without success. others is true if further ones are due.
 	left   int

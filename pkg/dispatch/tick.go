@@ -68,7 +68,7 @@ func (m *Manager) dueStandings() *standings {
 func (m *Manager) updatePause(it *item, awaits bool) {
 	before := it.pause
 	it.pause = 0
-	if until, behind := m.Failures.Wait(it.profile, awaits, m.now); until.After(m.now) {
+	if until, behind := m.Failures.PauseUntil(it.profile, awaits, m.now); until.After(m.now) {
 		it.pause = reasons.ObstaclePaused
 		if behind {
 			it.pause = reasons.ObstacleBehindFailed

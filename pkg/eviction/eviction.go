@@ -7,7 +7,7 @@
 //   - For a pod that preempts. kube-scheduler finds it and evicts the victims, Scheduler.Preempt chooses them (preemption.Choose). Preemptors keep
 //     its place (preemptions.go). If that was of no use (Preemptors.update), kube-scheduler tries other nodes.
 //   - For a tenant below its share. Package dispatch finds it, package reclaim chooses the victims (reclaim.go). The ledger keeps its places as a
-//     hold. If they were of no use (updateHolds in dispatch), its tenant's items of that kind pause.
+//     hold. If they were of no use (endLateHolds in dispatch), its tenant's items of that kind pause.
 //   - For a broken group. Package gang finds it and chooses its bound members, and MemberEvictor evicts them. No place is kept.
 //   - For the other pods of a card that is short of memory. OveruseEvictor finds the card, and evicts pods above their limits, then pods that borrow.
 //     No place is kept.

@@ -194,7 +194,8 @@ func (x *Executor) try(ctx context.Context, v Victim, pod gpu.Pod, dryRun bool) 
 
 // Evict evicts the victims after a successful DryRun, the first pod alone: if its eviction fails, nothing is evicted. What fails later is tried again
 // only for pods of groups. Evict returns the first error, and until when places are to be kept for the pods that wait: a minute after the last victim
-// should have ended; zero if nothing was evicted. It isn't if enough pods are being deleted already, or if an answer was lost.
+// should have ended. until is zero if nothing was evicted, unless no eviction was needed because enough pods are being deleted already, or an answer was
+// lost.
 func (x *Executor) Evict(ctx context.Context, victims []Victim) (until time.Time, err error) {
 	if len(victims) == 0 { // What is being deleted already is enough.
 		return x.Clock.Now().Add(protocol.MaxGracePeriod), nil

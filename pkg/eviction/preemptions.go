@@ -17,9 +17,9 @@ import (
 // proposed. For one pod, kube-scheduler's calls are:
 //
 //	preempt    its answer names victims, which kube-scheduler evicts      Proposed remembers them
-//	filter     with the node that they are leaving, before all are gone   Tried keeps the place there
-//	preempt    in the same cycle, since filter has rejected the node      TryWait says that no further victims are needed
-//	preempt    without that, and the answer would repeat the last one     AwaitRepeated keeps the place, and says the same
+//	filter     with the node that they are leaving, before all are gone   KeepOfferedNode keeps the place there
+//	preempt    in the same cycle, since filter has rejected the node      VictimsSuffice says that no further victims are needed
+//	preempt    without that, and the answer would repeat the last one     KeepIfRepeated keeps the place, and says the same
 
 // proposal is the answer to a preempt call: the victims on each node. kube-scheduler evicts those of one node.
 type proposal struct {
@@ -42,21 +42,21 @@ func (ps *Preemptors) proposed(uid gpu.PodUID) map[string]preemption.Victims {
 	return nil
 }
 
-// AwaitRepeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named
+// KeepIfRepeated reports whether an answer to a preempt call for the pod would name, on one of its nodes, only pods that the last answer has named
 // there and that are leaving or gone by now. Then kube-scheduler has evicted them and hasn't seen it. It must not evict them again: it could wait for
 // an end that it has seen meanwhile (kubernetes/kubernetes#141694). Without victims it retries the pod when it sees their end. It clears the
 // nomination, so the place is kept here.
-func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
+func (ps *Preemptors) KeepIfRepeated(pod gpu.Pod, answer map[string]preemption.Victims) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	told, nominated := ps.proposed(pod.UID), ""
+	last, nominated := ps.proposed(pod.UID), ""
 	if known, ok := ps.Cache.Pod(pod.Namespace, pod.Name); ok {
 		nominated = known.NominatedNode
 	}
-	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(told))) {
+	for _, node := range slices.Concat([]string{nominated}, slices.Sorted(maps.Keys(last))) {
 		again := answer[node].Pods
 		if len(again) == 0 || slices.ContainsFunc(again, func(uid gpu.PodUID) bool {
-			return !slices.Contains(told[node].Pods, uid) || ps.phase(node, uid) == running
+			return !slices.Contains(last[node].Pods, uid) || ps.phase(node, uid) == running
 		}) {
 			continue
 		}
@@ -73,7 +73,7 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 	return false
 }
 
-// Tried records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
+// KeepOfferedNode records a filter call for the pod, which kube-scheduler has nominated to a node or to none, with the candidate nodes. It must be called
 // before filter reads the ledger.
 //
 // kube-scheduler can see the end of a victim before this process does. It then offers the nominated node to the pod again. If filter rejects
@@ -83,7 +83,7 @@ func (ps *Preemptors) AwaitRepeated(pod gpu.Pod, answer map[string]preemption.Vi
 // Without a nomination the node is found otherwise. If the watch lags so much that it shows neither nomination nor deletion, the last proposal
 // says where kube-scheduler evicts pods. A new leader may find that an answer of the former one has cleared the nomination: then it is the
 // candidate node whose pods leave too little room for kube-scheduler to offer it, unless it has seen the end of some of them.
-func (ps *Preemptors) Tried(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
+func (ps *Preemptors) KeepOfferedNode(pod gpu.Pod, nominated string, nodes []string, at time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.preemptorOf(pod, nominated, nodes)
@@ -161,9 +161,9 @@ func (ps *Preemptors) leavingFor(pod gpu.Pod, node string) (victims []gpu.PodUID
 	return victims
 }
 
-// TryWait reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
+// VictimsSuffice reports whether the pod needs no further victims, because pods are leaving a node for it. After a preemption by kube-scheduler, it
 // reports true once for each filter call that offered this node, which it remembers as answered.
-func (ps *Preemptors) TryWait(uid gpu.PodUID) bool {
+func (ps *Preemptors) VictimsSuffice(uid gpu.PodUID) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.all[uid]

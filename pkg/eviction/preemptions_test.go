@@ -39,7 +39,7 @@ func TestPlaceOfPreemptor(t *testing.T) {
 				f.pending = nominated
 				fake.Terminating(begin.Add(grace))(f.b12)
 			}, fake.Node("n2", 16))
-			f.Tried(protocol.Pod(nominated), "n1", []string{"n1"}, f.clock.Now())
+			f.KeepOfferedNode(protocol.Pod(nominated), "n1", []string{"n1"}, f.clock.Now())
 			test.act(f)
 			f.delete(f.b12)
 			if kept := !f.fitsFor(9, 9); kept != test.kept {
@@ -73,7 +73,7 @@ func TestVictimWithoutMemory(t *testing.T) {
 			f := newFixture(t, func(f *fixture) { f.pending = fake.Pod("pending", 4, fake.Priority(9)) }, cpu)
 			victims := map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-cpu"}}}
 			f.Proposed("uid-pending", victims)
-			if !f.AwaitRepeated(protocol.Pod(f.pending), victims) {
+			if !f.KeepIfRepeated(protocol.Pod(f.pending), victims) {
 				t.Fatal("the victim would be evicted again")
 			}
 			f.later(interval)
@@ -89,14 +89,14 @@ func TestVictimWithoutMemory(t *testing.T) {
 func TestTriedElsewhere(t *testing.T) {
 	f := newFixture(t, nil, fake.Node("n2", 16))
 	f.startRound()
-	f.Tried(protocol.Pod(f.pending), "n2", []string{"n2"}, f.clock.Now())
+	f.KeepOfferedNode(protocol.Pod(f.pending), "n2", []string{"n2"}, f.clock.Now())
 	f.later(interval)
-	if !f.reserves() || !f.TryWait("uid-pending") {
+	if !f.reserves() || !f.VictimsSuffice("uid-pending") {
 		t.Error("the place is given up")
 	}
 	f.report(fake.Edited(f.b12, fake.Terminating(f.clock.Now())))
-	f.Tried(protocol.Pod(fake.Pod("unknown", 8, fake.Priority(9))), "n1", []string{"n1"}, f.clock.Now())
-	if f.TryWait("uid-unknown") {
+	f.KeepOfferedNode(protocol.Pod(fake.Pod("unknown", 8, fake.Priority(9))), "n1", []string{"n1"}, f.clock.Now())
+	if f.VictimsSuffice("uid-unknown") {
 		t.Error("a place is kept for an unknown pod")
 	}
 }
@@ -105,9 +105,9 @@ func TestTriedElsewhere(t *testing.T) {
 func TestStepBeforeTheWatch(t *testing.T) {
 	f := newFixture(t, nil)
 	f.Proposed("uid-pending", map[string]preemption.Victims{"n1": {Pods: []gpu.PodUID{"uid-b12"}}})
-	f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
+	f.KeepOfferedNode(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
 	f.later(1)
-	if !f.TryWait("uid-pending") {
+	if !f.VictimsSuffice("uid-pending") {
 		t.Error("the victim isn't awaited")
 	}
 	f.later(cycle)
@@ -139,8 +139,8 @@ func TestTriedWithoutNomination(t *testing.T) {
 					fake.Terminating(begin.Add(30 * time.Second))(f.b12)
 				}
 			})
-			f.Tried(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
-			if awaits := f.TryWait("uid-pending"); awaits != test.awaits {
+			f.KeepOfferedNode(protocol.Pod(f.pending), "", []string{"n1"}, f.clock.Now())
+			if awaits := f.VictimsSuffice("uid-pending"); awaits != test.awaits {
 				t.Errorf("the victim is awaited: %t, want %t", awaits, test.awaits)
 			}
 		})
@@ -153,16 +153,16 @@ func TestRequeueAfterFailure(t *testing.T) {
 		act      func(f *fixture)
 		requeues int
 	}{
-		"the victim stays":    {func(f *fixture) { f.TryWait("uid-pending"); f.later(3 * time.Minute) }, 1},
+		"the victim stays":    {func(f *fixture) { f.VictimsSuffice("uid-pending"); f.later(3 * time.Minute) }, 1},
 		"nothing was awaited": {func(f *fixture) { f.later(3 * time.Minute) }, 0},
 		"the pod gets the card": {func(f *fixture) {
-			f.TryWait("uid-pending")
+			f.VictimsSuffice("uid-pending")
 			f.delete(f.b12)
 			f.delete(f.pending)
 			f.later(3 * time.Minute)
 		}, 0},
 		"another pod has taken the card": {func(f *fixture) {
-			f.TryWait("uid-pending")
+			f.VictimsSuffice("uid-pending")
 			f.delete(f.b12)
 			f.report(fake.Pod("high", 16, fake.Bound("n1", 1), fake.Priority(10)))
 			f.later(interval)
@@ -170,7 +170,7 @@ func TestRequeueAfterFailure(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, func(f *fixture) { fake.Terminating(begin.Add(30 * time.Second))(f.b12) })
-			f.Tried(protocol.Pod(f.pending), "n1", []string{"n1"}, f.clock.Now())
+			f.KeepOfferedNode(protocol.Pod(f.pending), "n1", []string{"n1"}, f.clock.Now())
 			test.act(f)
 			if f.requeues != test.requeues {
 				t.Errorf("%d requeues, want %d", f.requeues, test.requeues)

@@ -39,7 +39,7 @@ type Preemptors struct {
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
 // It begins when victims were chosen because of fragmentation (begin), when groups give up a place (TakePlace), when filter is called with the node while
-// victims of kube-scheduler are leaving it (Tried), or when kube-scheduler would evict such victims again (AwaitRepeated). First it waits for the end of
+// victims of kube-scheduler are leaving it (KeepOfferedNode), or when kube-scheduler would evict such victims again (KeepIfRepeated). First it waits for the end of
 // its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
 type preemptor struct {
 	pod     gpu.Pod
@@ -47,14 +47,14 @@ type preemptor struct {
 	victims []gpu.PodUID
 	// own is true if the Executor evicts the victims, false if kube-scheduler does.
 	own bool
-	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once TryWait has answered for that call.
+	// offered is when filter was called with the node while victims of kube-scheduler were leaving it; zero once VictimsSuffice has answered for that call.
 	offered time.Time
 	// freedAt is when all victims were gone; zero before.
 	freedAt time.Time
 	// nominated is the node of the pod's nomination when the preemptor began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// awaited is true if TryWait or AwaitRepeated has made kube-scheduler evict no other pods. Then the pod is requeued at the end.
+	// awaited is true if VictimsSuffice or KeepIfRepeated has made kube-scheduler evict no other pods. Then the pod is requeued at the end.
 	awaited bool
 }
 

@@ -423,7 +423,7 @@ func TestReclaimerAwaited(t *testing.T) {
 		pod := fake.Pod(name, 8)
 		f.server.Set(pod)
 		requests := []ledger.Request{{Pod: protocol.Pod(pod), Nodes: []string{"n1"}}}
-		if !f.cluster.ledger.Await(ledger.Item{ID: name, Label: name}, requests, time.Time{}.Add(-time.Hour)) {
+		if !f.cluster.ledger.ReserveAwaited(ledger.Item{ID: name, Label: name}, requests, time.Time{}.Add(-time.Hour)) {
 			t.Fatalf("no card is reserved for %s", name)
 		}
 		need.Items = append(need.Items, reclaim.Item{Tenant: "alice", ID: name, Pods: []reclaim.Pod{{Pod: requests[0].Pod, Nodes: requests[0].Nodes}}})

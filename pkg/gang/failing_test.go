@@ -174,7 +174,7 @@ func TestStopEndsTurn(t *testing.T) {
 	s.create("job", 1, 16, "t")
 	s.manager.filterAll(s.created[0].UID, s.nodes, s.now)
 	waits := func() bool {
-		until, _ := s.manager.Failures.Wait(profile("other"), false, s.now)
+		until, _ := s.manager.Failures.PauseUntil(profile("other"), false, s.now)
 		return until.After(s.now)
 	}
 	if !waits() {

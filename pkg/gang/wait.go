@@ -57,7 +57,7 @@ func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
 	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
-	switch until, behind := mgr.Failures.Wait(mgr.profile(r), mgr.Ledger.HasAwaited(r.item.ID), now); {
+	switch until, behind := mgr.Failures.PauseUntil(mgr.profile(r), mgr.Ledger.HasAwaited(r.item.ID), now); {
 	case !until.After(now):
 		return reasons.Group{}
 	case behind:

@@ -11,7 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Await makes the awaited reservation of an item: places of cards for all requests. The cards may still be in use, and become available when
+// ReserveAwaited makes the awaited reservation of an item: places of cards for all requests. The cards may still be in use, and become available when
 // pods end. It replaces an earlier reservation of the item.
 //
 // It takes the cards on which all requests fit if the youngest pods have ended: those that were placed after a time that is as late as possible,
@@ -23,9 +23,9 @@ import (
 // If the requests fit at once, the memory of the reservation counts as freed: it can have been reserved until now for an item that comes later in the
 // queue.
 //
-// If the requests don't fit, there is no reservation for the item, and Await returns false. The nodes are compared one by one, with the lock held for
-// each; they can change before the cards are chosen, so Await can return false although there are cards.
-func (l *Ledger) Await(item Item, requests []Request, oldest time.Time) (made bool) {
+// If the requests don't fit, there is no reservation for the item, and ReserveAwaited returns false. The nodes are compared one by one, with the lock held for
+// each; they can change before the cards are chosen, so ReserveAwaited can return false although there are cards.
+func (l *Ledger) ReserveAwaited(item Item, requests []Request, oldest time.Time) (made bool) {
 	c := awaitedChoice{Ledger: l, item: item, oldest: oldest, pods: map[gpu.PodUID]bool{}, known: map[gpu.Demand]map[string]float64{}}
 	for i := range requests {
 		c.pods[requests[i].Pod.UID] = true
@@ -234,7 +234,7 @@ func (l *Ledger) AwaitedNodes() map[gpu.PodUID]string {
 	return nodes
 }
 
-// awaitedChoice is one choice of cards, see Await.
+// awaitedChoice is one choice of cards, see ReserveAwaited.
 type awaitedChoice struct {
 	*Ledger
 	item   Item

@@ -22,7 +22,7 @@ var (
 func (f *fixture) await(requests []ledger.Request, priority int32, oldest time.Time) bool {
 	item := testItem
 	item.Priority = priority
-	return f.Await(item, requests, oldest)
+	return f.ReserveAwaited(item, requests, oldest)
 }
 
 // A reservation with which its pod fits at once is reported as freed memory: the pod was rejected because the memory was reserved for an item that
@@ -34,7 +34,7 @@ func TestAwaitedReservationFits(t *testing.T) {
 	expect(t, "a card of which half is free is reserved", true, f.await(requests(nodes, 16), 0, longAgo))
 	expect(t, "the small pod", []reasons.Reason{reasons.Reserved}, f.check(small[0].Pod, nodes...))
 	f.takeFreed()
-	expect(t, "it gets a reservation", true, f.Await(ledger.Item{ID: "small", CompletesGroup: true}, small, longAgo))
+	expect(t, "it gets a reservation", true, f.ReserveAwaited(ledger.Item{ID: "small", CompletesGroup: true}, small, longAgo))
 	expect(t, "the small pod, then", []reasons.Reason{reasons.Fits}, f.check(small[0].Pod, nodes...))
 	expect(t, "freed", []string{"n1"}, f.takeFreed())
 }
@@ -181,7 +181,7 @@ func TestAwaitedReservationsAndTurns(t *testing.T) {
 	} {
 		f := &fixture{t: t, Ledger: ledger.NewWithResources(nil, needNoTurn{"exempt": true})}
 		f.SetNode("n1", spec(16))
-		expect(t, name, true, f.Await(tc.item, requests([]string{"n1"}, 16), longAgo))
+		expect(t, name, true, f.ReserveAwaited(tc.item, requests([]string{"n1"}, 16), longAgo))
 		expect(t, name+", for a pod that needs no turn", []reasons.Reason{tc.free}, f.check(free, "n1"))
 		expect(t, name+", for a pod that waits for a turn", []reasons.Reason{tc.waits}, f.check(waits, "n1"))
 	}

@@ -261,7 +261,7 @@ func BenchmarkReserveAll(b *testing.B) {
 func BenchmarkAwait(b *testing.B) {
 	benchmarkGang(b, func(b *testing.B, l *ledger.Ledger, requests []ledger.Request) {
 		for b.Loop() {
-			if !l.Await(testItem, requests, longAgo) {
+			if !l.ReserveAwaited(testItem, requests, longAgo) {
 				b.Fatal("no room")
 			}
 		}
@@ -293,7 +293,7 @@ func benchmarkGang(b *testing.B, run func(b *testing.B, l *ledger.Ledger, reques
 
 // BenchmarkLock measures the methods that read or change many nodes, with 10,000 nodes and 100,000 pods. longest-reserve-ns is how long a reservation
 // and its end took at most meanwhile. NominateAll and ReserveAll are measured elsewhere. cpu-ns/op is the processor time of a call, with that of the
-// reservations beside it. Await, AddReservation and End change all shares of a reservation while the lock is held once, so that no other pod gets what would be
+// reservations beside it. ReserveAwaited, AddReservation and End change all shares of a reservation while the lock is held once, so that no other pod gets what would be
 // free between two parts: those of 1,000 pods in "Await on its shortlist", 10,000 in AddReservation.
 func BenchmarkLock(b *testing.B) {
 	const nodes, podsPerNode = 10_000, 10
@@ -329,11 +329,11 @@ func BenchmarkLock(b *testing.B) {
 		"FitsEmpty":              func() { f.FitsEmpty(requests) },
 		"NodeCards":              func() { f.NodeCards() },
 		"NodeMemory":             func() { f.NodeMemory() },
-		"Await":                  func() { f.Await(testItem, requests, longAgo) },
-		"Await on its shortlist": func() { f.Await(testItem, shortlist, longAgo) },
+		"Await":                  func() { f.ReserveAwaited(testItem, requests, longAgo) },
+		"Await on its shortlist": func() { f.ReserveAwaited(testItem, shortlist, longAgo) },
 		"AwaitedUsable":          func() { f.AwaitedUsable(testItem, requests) },
 		"AwaitedIdle":            func() { f.AwaitedIdle() },
-		"End of Await":           func() { f.Await(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
+		"End of Await":           func() { f.ReserveAwaited(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
 		"Hold":                   func() { f.AddReservation("held", reserved[0]) },
 		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },
 		"AddTentative":           func() { f.AddTentative(asking, names[:100], at) },

@@ -151,7 +151,7 @@ func TestConcurrentOperations(t *testing.T) {
 				case 9:
 					l.ReserveAll([]ledger.Request{{Pod: p, Nodes: nodes}, {Pod: shared[0], Nodes: nodes}}, [][]gpu.PodUID{{shared[1].UID}}, binpack, at)
 				case 10:
-					l.Await(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo)
+					l.ReserveAwaited(testItem, []ledger.Request{{Pod: p, Nodes: nodes}}, longAgo)
 					l.Move(ledger.Request{Pod: p, Nodes: nodes}, binpack, at)
 				case 11:
 					l.End(ledger.Queued, testItem.ID)

@@ -90,7 +90,7 @@ func (s *costScene) changeAny(spec ledger.NodeSpec) {
 		s.ResetSource(ledger.Planned, other.UID)
 		s.Release(other.UID)
 	case 8:
-		s.Await(testItem, []ledger.Request{{Pod: p, Nodes: s.names}}, longAgo)
+		s.ReserveAwaited(testItem, []ledger.Request{{Pod: p, Nodes: s.names}}, longAgo)
 	case 9:
 		s.AddReservation(string(p.UID), ledger.Reservation{Source: ledger.Reclaimed, Priority: 1, Places: []ledger.Place{{Pod: p, Node: name, On: gpu.On(0, p.Request)}}})
 	case 10:

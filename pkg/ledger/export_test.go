@@ -7,7 +7,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
 
-// Shortlists returns the number of different lists of nodes among which Await chooses with the lock held.
+// Shortlists returns the number of different lists of nodes among which ReserveAwaited chooses with the lock held.
 func (l *Ledger) Shortlists(item Item, requests []Request, oldest time.Time) int {
 	lists := map[listKey]bool{}
 	for _, request := range (&awaitedChoice{Ledger: l, item: item, oldest: oldest, known: map[gpu.Demand]map[string]float64{}}).shortlist(requests) {

@@ -118,10 +118,10 @@ func TestLargeReservations(t *testing.T) {
 	for i := range asking {
 		asking[i] = ledger.Request{Pod: pod(fmt.Sprint("w", i), 16), Nodes: names}
 	}
-	expect(t, "awaits one pod more than there is room for", false, f.Await(testItem, asking, longAgo))
+	expect(t, "awaits one pod more than there is room for", false, f.ReserveAwaited(testItem, asking, longAgo))
 	expect(t, "fitting nodes after that", len(names), fitting())
 	expect(t, "freed by that, since no pod saw a share", 0, len(f.takeFreed()))
-	expect(t, "awaits as many as there is room for", true, f.Await(testItem, asking[:len(names)], longAgo))
+	expect(t, "awaits as many as there is room for", true, f.ReserveAwaited(testItem, asking[:len(names)], longAgo))
 	expect(t, "fitting nodes then", 0, fitting())
 	expect(t, "all is free", true, f.AwaitedFree(testItem.ID))
 }

@@ -37,7 +37,7 @@ func large(t *testing.T, meanwhile *func()) (f *fixture, names []string, asking 
 func TestAwaitAgainKeepsCards(t *testing.T) {
 	var meanwhile func()
 	f, names, asking := large(t, &meanwhile)
-	expect(t, "all cards are reserved", true, f.Await(testItem, asking, longAgo))
+	expect(t, "all cards are reserved", true, f.ReserveAwaited(testItem, asking, longAgo))
 	meanwhile = func() {
 		for _, name := range names {
 			if _, err := f.Reserve(name, pod("x", 16), placement.Binpack, at); err == nil {
@@ -46,16 +46,16 @@ func TestAwaitAgainKeepsCards(t *testing.T) {
 			}
 		}
 	}
-	expect(t, "and again", true, f.Await(testItem, asking, longAgo))
+	expect(t, "and again", true, f.ReserveAwaited(testItem, asking, longAgo))
 }
 
 // A reservation that is ended while it is made again keeps nothing.
 func TestAwaitEnded(t *testing.T) {
 	var meanwhile func()
 	f, names, asking := large(t, &meanwhile)
-	expect(t, "reserved", true, f.Await(testItem, asking, longAgo))
+	expect(t, "reserved", true, f.ReserveAwaited(testItem, asking, longAgo))
 	meanwhile = func() { f.End(ledger.Queued, testItem.ID) }
-	f.Await(testItem, asking, longAgo)
+	f.ReserveAwaited(testItem, asking, longAgo)
 	f.End(ledger.Queued, testItem.ID)
 	for _, name := range names {
 		if got := f.check(pod("x", 16), name); got[0] != reasons.Fits {
@@ -73,18 +73,18 @@ func TestAwaitBesideRelease(t *testing.T) {
 	for i := range elsewhere {
 		elsewhere[i] = ledger.Request{Pod: pod(fmt.Sprint("e", i), 16), Nodes: names}
 	}
-	expect(t, "the first item", true, f.Await(first, elsewhere, longAgo))
+	expect(t, "the first item", true, f.ReserveAwaited(first, elsewhere, longAgo))
 	f.SetNode("elsewhere", spec(16*40))
 	for i := range elsewhere {
 		f.reserve("elsewhere", elsewhere[i].Pod)
 	}
-	expect(t, "the second item", true, f.Await(testItem, asking, longAgo))
+	expect(t, "the second item", true, f.ReserveAwaited(testItem, asking, longAgo))
 	meanwhile = func() {
 		for i := range elsewhere {
 			f.Release(elsewhere[i].Pod.UID)
 		}
 	}
-	f.Await(testItem, asking, longAgo)
+	f.ReserveAwaited(testItem, asking, longAgo)
 }
 
 // A nomination that is made while an earlier one ends stays.

@@ -12,7 +12,7 @@ import (
 // before it is used.
 type rankings struct {
 	ledger *Ledger
-	// view is the one by which nodes are rated; of Await, which rates them in its own way, the zero value.
+	// view is the one by which nodes are rated; of ReserveAwaited, which rates them in its own way, the zero value.
 	view View
 	// rate returns how good the node is for the pod, and whether the pod fits the node. It depends only on the node and on what is in the key.
 	rate func(n *node, a *asker, kind int) (rate float64, fits bool)
@@ -54,7 +54,7 @@ func keyOf(names []string) listKey {
 type ranking struct {
 	*rankings
 	names []string
-	asker asker // One of the pods, but its nomination is like any other: the pods that share the ranking see it as used.
+	asker asker // One of the pods. Its own nomination counts as used for it too, because the other pods share the ranking.
 	kind  int   // That of the key.
 	// nodes is the heap. Entries of nodes that have changed since are obsolete.
 	nodes []heapEntry

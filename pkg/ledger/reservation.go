@@ -50,7 +50,7 @@ const (
 
 	Nominated // A nomination by kube-scheduler, or the place of another preemptor. Nominate makes it, with Victims.
 	Reclaimed // Reclaim, which frees memory for an item. AddReservation makes it, with Victims.
-	Queued    // The queue, for an item that waits for memory. Await makes it, with Item.
+	Queued    // The queue, for an item that waits for memory. ReserveAwaited makes it, with Item.
 	Kept      // Memory of a pod that has ended, for the next pod of its tenant, which doesn't see it as used: View.Ignored. AddReservation makes it.
 	sources
 )

@@ -247,7 +247,7 @@ func TestAwaitManyKinds(t *testing.T) {
 	if lists := f.Shortlists(testItem, requests, longAgo); lists != 1 {
 		t.Errorf("they are ranked by %d lists of nodes", lists)
 	}
-	if !f.Await(testItem, requests, longAgo) {
+	if !f.ReserveAwaited(testItem, requests, longAgo) {
 		t.Error("no reservation")
 	}
 }

@@ -324,7 +324,7 @@ gpushare_extender_awaited_idle_ratio `+ratio+"\n"), "gpushare_extender_awaited_i
 	}
 	want("0")
 	request := []ledger.Request{{Pod: gpu.Pod{UID: "waits", Request: 12}, Nodes: []string{"n1"}}}
-	if !l.Await(ledger.Item{ID: "waits"}, request, time.Unix(1, 0)) {
+	if !l.ReserveAwaited(ledger.Item{ID: "waits"}, request, time.Unix(1, 0)) {
 		t.Fatal("nothing is reserved")
 	}
 	want("0.25")

@@ -35,11 +35,12 @@ func (s Size) max(o Size) Size { return Size{max(s.Memory, o.Memory), max(s.Card
 //
 //   - A shape pauses after each failure, for longer each time, until an item of this shape arrives. A controller that makes a pod again, or a run
 //     that starts again, continues where the former one was.
-//   - After failures in a row, items of the namespace are placed one at a time: the next one longer after the latest failure each time. Small items
-//     that arrive don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no
-//     larger than one that has arrived since are placed without this delay.
+//   - After failures in a row, items of the namespace are placed one at a time, after a delay that grows with each failure. Small items that arrive
+//     don't prove that large ones would. So this ends when an item as large as those that failed arrives. Before, only items no larger than one
+//     that has arrived since are placed without this delay.
 //   - A shape that has failed waits twice as long for this as one that hasn't. In between an item of the latter can get an awaited reservation, and
-//     doesn't wait for others while it has that. Otherwise pods that are never bound would end it each time, and larger items would get no memory.
+//     doesn't wait for others while it has that. Otherwise pods that are never bound would take the
+//     memory reserved for larger items each time, and these would get none.
 //
 // Items that were placed before the latest failure are no further failure in the row: kube-scheduler may have stopped for a while. Losing memory to
 // another item, or with a card or node, is no failure, nor is anything while kube-scheduler is away.
@@ -104,11 +105,11 @@ func (f *Failures) Any(namespace string) bool {
 	return f.namespaces[namespace] != nil
 }
 
-// Wait records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; a time
-// that isn't after now if it may be. behind is true if that is because others of its namespace failed. While another one is placed, the end is
-// unknown, and Wait returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run
+// PauseUntil records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; if
+// it may be placed now, a time that isn't after now. behind is true if that is because others of its namespace failed. While another one is placed, the end is
+// unknown, and PauseUntil returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run
 // that goes on holds its memory anyway. reserved is true if the item has an awaited reservation.
-func (f *Failures) Wait(i Profile, reserved bool, now time.Time) (until time.Time, behind bool) {
+func (f *Failures) PauseUntil(i Profile, reserved bool, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := f.namespaces[i.Namespace]

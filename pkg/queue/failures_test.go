@@ -39,7 +39,7 @@ func (s *scene) await(i Profile) time.Duration {
 }
 
 func (s *scene) until(i Profile) time.Time {
-	until, _ := s.Wait(i, s.reserved[i.ID], s.now)
+	until, _ := s.PauseUntil(i, s.reserved[i.ID], s.now)
 	return until
 }
 

@@ -223,7 +223,7 @@ func (p *pass) failIfLate(item *Item, c *choice, fits bool) bool {
 
 // pauses reports whether the item gets no reservation because it, or others of its namespace, have failed.
 func (p *pass) pauses(item *Item, reserved bool) bool {
-	until, _ := p.Failures.Wait(item.Profile, reserved, p.now)
+	until, _ := p.Failures.PauseUntil(item.Profile, reserved, p.now)
 	return p.now.Before(until)
 }
 
@@ -249,7 +249,7 @@ func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
 	if item.ByKubeScheduler {
 		c.pod = requests[0].Pod.UID
 	}
-	if !p.Ledger.Await(item.Item, requests, oldest) {
+	if !p.Ledger.ReserveAwaited(item.Item, requests, oldest) {
 		c.until = p.now.Add(min(lasts, Retry))
 		return c
 	}

@@ -255,8 +255,8 @@ func TestLeast(t *testing.T) {
 		"another pod's nomination":               {func(l *ledger.Ledger) { l.Nominate("n1", other) }, false},
 		"a place that is held for a pod":         {func(l *ledger.Ledger) { l.AddReservation("item", held("large")) }, true},
 		"a place that is held for another pod":   {func(l *ledger.Ledger) { l.AddReservation("item", held("other")) }, false},
-		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.Await(item, requests(large), longAgo) }, true},
-		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.Await(item, requests(other), longAgo) }, false},
+		"an awaited reservation for a pod":       {func(l *ledger.Ledger) { l.ReserveAwaited(item, requests(large), longAgo) }, true},
+		"an awaited reservation for another pod": {func(l *ledger.Ledger) { l.ReserveAwaited(item, requests(other), longAgo) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := fake.Ledger(fake.Node("n1", 100))
@@ -282,7 +282,7 @@ func TestLeastNeedsNoTurn(t *testing.T) {
 	f.ledger.SetNode("n1", ledger.NodeSpec{Cards: []gpu.Card{{Memory: 100}}})
 	f.Ledger = f.ledger
 	waits, free := gpu.Pod{UID: "waits", Namespace: "tenant", Request: 10}, gpu.Pod{UID: "free", Namespace: "free", Request: 10}
-	if !f.ledger.Await(ledger.Item{ID: "item", Priority: 9, ByTurn: true}, requests(gpu.Pod{UID: "other", Request: 100}), time.Unix(0, 0)) {
+	if !f.ledger.ReserveAwaited(ledger.Item{ID: "item", Priority: 9, ByTurn: true}, requests(gpu.Pod{UID: "other", Request: 100}), time.Unix(0, 0)) {
 		t.Fatal("nothing is reserved")
 	}
 	if leastOf(f.ledger, []gpu.Pod{waits}).fit("n1") {
@@ -300,7 +300,7 @@ func TestLeastBeforeOthers(t *testing.T) {
 	first, later := gpu.Pod{UID: "first", Request: 100}, gpu.Pod{UID: "later", Request: 100}
 	for i, pod := range []gpu.Pod{first, later} {
 		request := ledger.Request{Pod: pod, Nodes: []string{fmt.Sprint("n", i+1)}}
-		if !l.Await(ledger.Item{ID: string(pod.UID), Entered: time.Unix(int64(i), 0)}, []ledger.Request{request}, time.Unix(0, 0)) {
+		if !l.ReserveAwaited(ledger.Item{ID: string(pod.UID), Entered: time.Unix(int64(i), 0)}, []ledger.Request{request}, time.Unix(0, 0)) {
 			t.Fatal("nothing is reserved")
 		}
 	}

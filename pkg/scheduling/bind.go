@@ -199,7 +199,7 @@ func (s *Scheduler) assumeCard(claim *binding.Claim, pod gpu.Pod, node string) (
 	// The place is from a group's plan or from fair sharing, or the bind has waited, and the place is outdated: what the pod asks for has
 	// changed since, or its cards have failed, or they have more pods, because a new leader learns of the former leader's last binds there only now.
 	noRoom := &ledger.NoRoomError{Node: node, Reason: reasons.Full}
-	if claim.IsOpen() { // The earlier write may still take effect, with these cards.
+	if claim.HasOpenWrite() { // The earlier write may still take effect, with these cards.
 		return ledger.Allocation{}, noRoom
 	}
 	request := ledger.Request{Pod: pod, Nodes: []string{node}, Binding: true}

@@ -69,8 +69,8 @@ type filterCall struct {
 	FilterResult
 	// fitting is the number of nodes that fit.
 	fitting int
-	// elsewhere is true if the pod is about to be nominated to a node outside the sample.
-	elsewhere bool
+	// nominatesOutside is true if the pod is about to be nominated to a node outside the sample.
+	nominatesOutside bool
 }
 
 // findNodes finds the nodes that pass. If the pod fits none, it gives up the place that fair sharing has reserved for it, if that helps. Otherwise
@@ -83,8 +83,8 @@ func (s *Scheduler) findNodes(c *filterCall) {
 	if len(c.Passed) > 0 || c.onlyNominated {
 		return
 	}
-	c.elsewhere = s.nominator.Request(c.pod, c.Nodes)
-	if c.elsewhere || s.ledger.NeedsTurn(c.pod.Pod) {
+	c.nominatesOutside = s.nominator.Request(c.pod, c.Nodes)
+	if c.nominatesOutside || s.ledger.NeedsTurn(c.pod.Pod) {
 		return
 	}
 	if s.displace(c.pod, c.Nodes) {
@@ -117,7 +117,7 @@ func (s *Scheduler) recordRejection(c *filterCall) {
 	s.requeue.Rejected(c.pod.Pod, c.Nodes, c.seen)
 	s.nominator.Rejected(c.pod.UID, c.Nodes)
 	switch {
-	case c.elsewhere:
+	case c.nominatesOutside:
 		s.preemptors.Unblock(c.pod.UID) // No pod is evicted for it meanwhile.
 	case !c.pod.NeverPreempts && !s.ledger.NeedsTurn(c.pod.Pod):
 		s.preemptors.Rejected(c.pod.Pod, c.pod.NominatedNode, c.full(), c.now)
@@ -196,7 +196,7 @@ func (s *Scheduler) rank(pod gpu.Pod, nodes []string, now time.Time) (fitting []
 func (s *Scheduler) recordTry(pod *clustercache.PodInfo, nodes []string) {
 	if pod.Request > 0 && s.cache.Ready() == nil && !s.ledger.NeedsTurn(pod.Pod) &&
 		!s.nominator.Nominated(pod.UID, pod.NominatedNode) && !s.groups.incomplete(pod) {
-		s.preemptors.Tried(pod.Pod, pod.NominatedNode, nodes, s.Clock.Now())
+		s.preemptors.KeepOfferedNode(pod.Pod, pod.NominatedNode, nodes, s.Clock.Now())
 	}
 }
 

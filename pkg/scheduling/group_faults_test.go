@@ -87,7 +87,7 @@ func TestLeavingPodIsForOthers(t *testing.T) {
 		stays, leaves, first := low("stays", 0), low("leaves", 1, fake.Terminating(begin.Add(time.Minute))), member(gangSize, 0, fake.Priority(9))
 		g := startGroups(t, GangOptions{}, stays, leaves, first)
 		g.filter(first, "n1")
-		if g.preemptors.TryWait(gpu.PodUID(first.UID)) {
+		if g.preemptors.VictimsSuffice(gpu.PodUID(first.UID)) {
 			t.Error("the card is kept for one member of three")
 		}
 	})

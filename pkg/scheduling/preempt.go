@@ -43,7 +43,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if s.nominator.Requested(pod.UID) {
 		return nil, nil // Another node has room.
 	}
-	if s.preemptors.TryWait(pod.UID) {
+	if s.preemptors.VictimsSuffice(pod.UID) {
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
@@ -63,7 +63,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if s.preemptors.AwaitRepeated(pod.Pod, answer) {
+	if s.preemptors.KeepIfRepeated(pod.Pod, answer) {
 		klog.FromContext(ctx).Info("No victims proposed, because those of the last call are leaving or gone already", "pod", klog.KObj(object))
 		return nil, nil // kube-scheduler retries the pod when it sees their end.
 	}
