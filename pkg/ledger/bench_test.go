@@ -310,6 +310,7 @@ func BenchmarkLock(b *testing.B) {
 	}
 	f.SetNode("another node", spec(2000))
 	asking, full := pod("asking", 60), pod("asking", 81)
+	kinds := []placement.Kind{{Frequency: 1, Shape: placement.Shape{Demand: asking.Demand()}}}
 	ignore := func(string, reasons.Reason) {}
 	requests, shortlist, places := make([]ledger.Request, 1000), make([]ledger.Request, 1000), make([]heldPlace, nodes)
 	for i := range requests {
@@ -336,6 +337,7 @@ func BenchmarkLock(b *testing.B) {
 		"End of Await":           func() { f.ReserveAwaited(testItem, requests[:1], longAgo); f.End(ledger.Queued, testItem.ID) },
 		"Hold":                   func() { f.AddReservation("held", reserved[0]) },
 		"End of Hold":            func() { f.End(ledger.Reclaimed, "held") },
+		"Expect":                 func() { f.Expect(kinds, 1, placement.Binpack, func(unique.Handle[string]) []string { return names }) },
 		"AddTentative":           func() { f.AddTentative(asking, names[:100], at) },
 		"Move":                   func() { f.Move(requests[0], binpack, at); f.Release(requests[0].Pod.UID) },
 	} {

@@ -56,7 +56,9 @@ type nodeState struct {
 	// NodeRoom's Excluded is for the outlook.
 	placement.NodeRoom
 	outlook *placement.Outlook
-	costs   *placement.Costs
+	// revision is the node's. It doesn't count changes of what is free beside the cards.
+	revision uint64
+	costs    *placement.Costs
 }
 
 // equal reports whether another node has the same costs.
@@ -68,7 +70,7 @@ func (s *nodeState) equal(o *placement.NodeRoom) bool {
 func (l *Ledger) nodeStates() (states []nodeState) {
 	l.eachNode(l.names(), func(n *node) {
 		if n.shareable() == reasons.Fits {
-			states = append(states, nodeState{name: n.name, unit: n.unit(), NodeRoom: *n.nodeRoom(slices.Clone(n.cards)), outlook: l.outlook})
+			states = append(states, nodeState{name: n.name, unit: n.unit(), NodeRoom: *n.nodeRoom(slices.Clone(n.cards)), outlook: l.outlook, revision: n.revision})
 		}
 	})
 	return states
@@ -92,7 +94,8 @@ func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Hand
 	}
 }
 
-// setOutlook sets the outlook, and the costs of the nodes that haven't changed since their states were read.
+// setOutlook sets the outlook, and the costs of the nodes that haven't changed since their states were read. It compares no cards: the lock is held for
+// all nodes.
 func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +107,7 @@ func (l *Ledger) setOutlook(outlook *placement.Outlook, states []nodeState) {
 	for i := range states {
 		if n := l.nodes[states[i].name]; n != nil {
 			n.excluded = states[i].Excluded
-			if states[i].equal(n.nodeRoom(n.cards)) {
+			if n.revision == states[i].revision && n.freeResources == states[i].NodeResources && n.allResources == states[i].All {
 				n.costs.Store(states[i].costs)
 			}
 		}
