@@ -249,11 +249,13 @@ func (r *run) lostMembers() bool {
 	existed, last := r.counts[bound]+r.succeededCounted, r.lastBound()
 	for _, m := range r.members {
 		switch c := r.controllers[m.Controller]; {
-		case m.counted != pending, !r.mayComplete(m):
-		case !m.Created.After(last):
+		case m.counted != pending:
+		case m.Created.After(last):
+			if c.bound > 0 {
+				return true // It replaces a member, whatever number it names. Surplus members can't stand for that one.
+			}
+		case r.mayComplete(m):
 			existed++
-		case c.bound > 0:
-			return true // It replaces a member. Surplus members can't stand for that one.
 		}
 	}
 	return existed < r.size()

@@ -145,6 +145,12 @@ func TestPartition(t *testing.T) {
 			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0, sized(2)), newMember("d", 0, sized(2))},
 			[]string{`running "x": a b c d`},
 		},
+		"a pod of another number replaces one that is gone after the binds, and a surplus one still waits": {
+			[]Member{
+				newMember("a", 0, sized(3), inRun("x", 5)), newMember("b", 0, sized(3), inRun("x", 5)), newMember("c", 0, sized(3)), newMember("d", 9, sized(4)),
+			},
+			[]string{`running "x": a b c d`},
+		},
 		"bound members disagree on the size": {
 			[]Member{newMember("a", 0, inRun("x", 5), sized(2)), newMember("b", 0, inRun("x", 5)), newMember("c", 0)},
 			[]string{`broken "x": a b c`},
