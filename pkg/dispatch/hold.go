@@ -104,13 +104,19 @@ func (s *Search) evictable(plan reclaim.Plan) bool {
 	if len(plan.Victims) == 0 {
 		return true
 	}
-	tenants, lost, present := s.excess(), map[string]gpu.Memory{}, s.candidates()
+	tenants, lost := s.excess(), map[string]gpu.Memory{}
+	present := map[gpu.PodUID][]reclaim.Victim{} // By the first pod: a surplus member can be the first one of its group too.
+	for _, v := range s.candidates() {
+		first := v.Pods[0].UID
+		present[first] = append(present[first], v)
+	}
 	return !slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool {
-		i := slices.IndexFunc(present, func(v reclaim.Victim) bool { return v.Tenant == e.Tenant && slices.EqualFunc(v.Pods, e.Pods, samePod) })
+		same := present[e.Pods[0].UID]
+		i := slices.IndexFunc(same, func(v reclaim.Victim) bool { return v.Tenant == e.Tenant && slices.EqualFunc(v.Pods, e.Pods, samePod) })
 		if i < 0 {
 			return true
 		}
-		lost[e.Tenant] = lost[e.Tenant].Add(present[i].Memory())
+		lost[e.Tenant] = lost[e.Tenant].Add(same[i].Memory())
 		return lost[e.Tenant] > tenants[e.Tenant].Excess
 	})
 }

@@ -74,13 +74,16 @@ func (s *Search) candidates() (candidates []reclaim.Victim) {
 		}
 	}
 	for key, pods := range groups {
-		surplus := s.options.Groups.Surplus(key)
+		surplus := map[gpu.PodUID]bool{} // They can be thousands.
+		for _, uid := range s.options.Groups.Surplus(key) {
+			surplus[uid] = true
+		}
 		for _, p := range pods {
-			if slices.Contains(surplus, p.UID) {
+			if surplus[p.UID] {
 				add(p)
 			}
 		}
-		if !spared[key] && (len(pods) > 1 || !slices.Contains(surplus, pods[0].UID)) {
+		if !spared[key] && (len(pods) > 1 || !surplus[pods[0].UID]) {
 			add(pods...)
 		}
 	}
