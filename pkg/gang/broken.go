@@ -9,8 +9,8 @@ import (
 
 // verification reads the missing members of a broken run before its bound members are evicted, because the watch may be behind, and the
 // answer to a bind may be lost. Every queue.Retry it requests a live read of one missing member. The patience counts only the time between two
-// answers that follow each other in less than twice this time: while the API server doesn't answer, the state of the members is unknown. When the
-// patience is over, every missing member is read.
+// answers between which no read was lost: while the API server doesn't answer, the state of the members is unknown. When the patience is over, every
+// missing member is read.
 type verification struct {
 	// bound is the largest number of members that were bound.
 	bound int
@@ -63,7 +63,7 @@ func (mgr *Manager) readAnswered(r *run, now time.Time) {
 		return
 	}
 	if v.over.IsZero() {
-		if since := now.Sub(v.answered); since < 2*queue.Retry {
+		if since := now.Sub(v.answered); since < queue.Retry*3/2 { // Answers take two seconds at most.
 			v.waited += since
 		}
 		v.answered = now

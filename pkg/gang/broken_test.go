@@ -231,6 +231,21 @@ func TestEvictionIsTheLastResort(t *testing.T) {
 		s.advance(time.Hour)
 		s.wantNoEviction()
 	})
+	t.Run("every second read is answered, after different times", func(t *testing.T) {
+		s := newBrokenScene(t, false)
+		answer, n := s.answer, 0
+		s.answer = func(uid gpu.PodUID) {
+			if n++; n%4 == 2 { // The first answer of two takes longer.
+				s.now = s.now.Add(200 * time.Millisecond)
+				answer(uid)
+				s.now = s.now.Add(-200 * time.Millisecond)
+			} else if n%4 == 0 {
+				answer(uid)
+			}
+		}
+		s.advance(time.Hour)
+		s.wantNoEviction()
+	})
 	t.Run("four of five reads are answered: patience counts", func(t *testing.T) {
 		s := newBrokenScene(t, false)
 		answer, n := s.answer, 0
