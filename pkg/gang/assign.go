@@ -238,13 +238,13 @@ func (r *run) lastBound() (last time.Time) {
 // controller of one of its bound members created another pod after the latest bind: that pod replaces a lost member. In doubt the run counts
 // as whole, because the opposite error would evict a running job. So a run of which no member is known to be missing counts as whole too.
 func (r *run) lostMembers() bool {
-	if r.counts[pending] == 0 {
-		return true
-	}
+	unknown, completes := false, false
 	for _, m := range r.members {
-		if m.counted == bound && m.BoundAt.IsZero() {
-			return false
-		}
+		unknown = unknown || m.counted == bound && m.BoundAt.IsZero()
+		completes = completes || m.counted == pending && (r.size() == 0 || r.mayComplete(m))
+	}
+	if !completes || unknown {
+		return !completes
 	}
 	existed, last := r.counts[bound]+r.succeededCounted, r.lastBound()
 	for _, m := range r.members {

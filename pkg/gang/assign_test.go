@@ -145,6 +145,10 @@ func TestPartition(t *testing.T) {
 			[]Member{newMember("a", 0, inRun("x", 5)), newMember("b", 0, inRun("x", 5)), newMember("c", 0, sized(2)), newMember("d", 0, sized(2))},
 			[]string{`running "x": a b c d`},
 		},
+		"it isn't known when the members were bound, and the pod that waits can't complete the run": {
+			[]Member{newMember("a", 0, inRun("x", -1), sized(3)), newMember("b", 0, inRun("x", -1), sized(3)), newMember("c", 0, sized(4))},
+			[]string{`running "x": a b c`},
+		},
 		"a pod of another number replaces one that is gone after the binds, and a surplus one still waits": {
 			[]Member{
 				newMember("a", 0, sized(3), inRun("x", 5)), newMember("b", 0, sized(3), inRun("x", 5)), newMember("c", 0, sized(3)), newMember("d", 9, sized(4)),
