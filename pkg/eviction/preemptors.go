@@ -39,8 +39,9 @@ type Preemptors struct {
 // preemptor is a pod for which cards are freed. As long as it is one, the ledger keeps its place, as a nomination.
 //
 // It begins when victims were chosen because of fragmentation (begin), when groups give up a place (TakePlace), when filter is called with the node while
-// victims of kube-scheduler are leaving it (KeepOfferedNode), or when kube-scheduler would evict such victims again (KeepIfRepeated). First it waits for the end of
-// its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term (resign).
+// victims of kube-scheduler are leaving it (KeepOfferedNode), or when kube-scheduler would evict such victims again (KeepIfRepeated). First it waits for
+// the end of its victims, then, from freedAt on, for its pod. It ends when the pod is bound or gone (Forget), when it fails (end), and with the term
+// (resign).
 type preemptor struct {
 	pod     gpu.Pod
 	node    string
