@@ -50,7 +50,9 @@ func TestNeighbours(t *testing.T) {
 		for i := range 40 {
 			nodes = append(nodes, node(fmt.Sprintf("n%d", i), cardMiB))
 		}
-		s.AddNodes(nodes...)
+		s.AddNodes(nodes[:39]...)
+		s.AddNodes(nodes[39])
+		s.fill("n39", cardMiB) // From here on kube-scheduler knows all nodes: its watch has them in the order in which they were made.
 		best := s.NodeName("n7")
 		s.fill("n7", 8138)
 		rejects.Store(&best)
