@@ -12,7 +12,7 @@ import (
 // maxSearches limits the items of each tenant for which one round tries all nodes without success, because event handlers wait for the end of the round.
 // The next rounds try the others. Unfinished tenants share this number, so that many of them take no longer, and all others together have twice as many.
 // With more than searchedNodes nodes it is smaller, but no smaller than minSearches.
-const maxSearches, minSearches, searchedNodes = 16, 4, 2500
+const maxSearches, minSearches, searchedNodes = 16, 2, 1500
 
 // searchLimit returns maxSearches for a cluster with so many nodes.
 func searchLimit(nodes int) int {

@@ -229,7 +229,7 @@ func TestFreedWhileOthersAreTried(t *testing.T) {
 
 // TestSearchLimit: with more nodes a round tries fewer items, so that it takes no longer.
 func TestSearchLimit(t *testing.T) {
-	for nodes, want := range map[int]int{0: 16, 100: 16, 2500: 16, 5000: 8, 10_000: 4, 100_000: 4} {
+	for nodes, want := range map[int]int{0: 16, 100: 16, 1500: 16, 5000: 4, 10_000: 2, 100_000: 2} {
 		check.Equal(t, fmt.Sprint(nodes, " nodes"), want, searchLimit(nodes))
 	}
 }
