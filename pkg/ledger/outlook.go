@@ -76,19 +76,22 @@ func (l *Ledger) nodeStates() (states []nodeState) {
 	return states
 }
 
-// exclude sets the nodes' Excluded.
+// exclude sets the nodes' Excluded. Most kinds have the same constraints as others.
 func exclude(states []nodeState, kinds []placement.Kind, usable func(unique.Handle[string]) []string) {
+	var all uint64
+	byConstraints := map[unique.Handle[string]]uint64{}
+	for i := range kinds[:min(len(kinds), placement.MaxKinds)] {
+		all |= 1 << i
+		byConstraints[kinds[i].Constraints] |= 1 << i
+	}
 	positions := make(map[string]int, len(states))
 	for i := range states {
-		positions[states[i].name], states[i].Excluded = i, 0
+		positions[states[i].name], states[i].Excluded = i, all
 	}
-	for i := range kinds[:min(len(kinds), placement.MaxKinds)] {
-		for j := range states {
-			states[j].Excluded |= 1 << i
-		}
-		for _, name := range usable(kinds[i].Constraints) {
-			if j, known := positions[name]; known {
-				states[j].Excluded &^= 1 << i
+	for constraints, bits := range byConstraints {
+		for _, name := range usable(constraints) {
+			if i, known := positions[name]; known {
+				states[i].Excluded &^= bits
 			}
 		}
 	}

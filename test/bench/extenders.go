@@ -53,7 +53,7 @@ func (s *bench) serveOurs(ctx context.Context, args []string) (running, error) {
 func readMetrics(ctx context.Context, url string, t *result) error {
 	const fairShare = "gpushare_extender_fair_share_"
 	values, err := framework.Scrape(ctx, url+"/metrics", "process_cpu_seconds_total", "process_resident_memory_bytes", framework.MetricBinds,
-		fairShare+"gate_writes_total", fairShare+"charges_expired_total")
+		fairShare+"gate_writes_total", fairShare+"charges_expired_total", fairShare+"useless_reclaims_total")
 	if err != nil {
 		return err
 	}
@@ -62,6 +62,7 @@ func readMetrics(ctx context.Context, url string, t *result) error {
 	t.conflicts += int(values[framework.Series(framework.MetricBinds, "result", "no_room")])
 	t.gates += int(values[framework.Series(fairShare+"gate_writes_total", "result", "opened")])
 	t.expired += int(values[fairShare+"charges_expired_total"])
+	t.useless += int(values[fairShare+"useless_reclaims_total"])
 	return nil
 }
 

@@ -87,7 +87,7 @@ func measureFairness(ctx context.Context, s *bench) error {
 			k.name, f.mean, f.least, f.adapted, 100*f.used)
 		fmt.Printf("          lowest: %s\n", f.lowest)
 		if site.evicted > 0 {
-			fmt.Printf("          %d pods evicted\n", site.evicted)
+			fmt.Printf("          %d pods evicted, %d pods that got no room although others were evicted for them\n", site.evicted, site.useless)
 		}
 	}
 	return nil
@@ -130,9 +130,11 @@ func (s *bench) share(ctx context.Context, k *kind) (samples []sample, c *site, 
 	if err := c.group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return nil, nil, err
 	}
-	if err := errors.Join(extender.finish(ctx, new(result)), s.plane.Scheduler.Kill()); err != nil {
+	var t result
+	if err := errors.Join(extender.finish(ctx, &t), s.plane.Scheduler.Kill()); err != nil {
 		return nil, nil, err
 	}
+	c.useless = t.useless
 	return samples, c, s.clear(ctx, tenantNames(s.tenants)...)
 }
 

@@ -44,6 +44,8 @@ type result struct {
 	// gates and expired are the numbers of gates that were opened, and of charges that ended without a bind; only with fair
 	// sharing.
 	gates, expired int
+	// useless is the number of pods and groups that got no room although pods were evicted for them.
+	useless int
 	// conflicts is the number of binds that failed because the card was taken.
 	conflicts int
 }

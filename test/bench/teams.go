@@ -87,8 +87,8 @@ type site struct {
 	mu   sync.Mutex
 	made int
 	pods map[string]*sitePod
-	// evicted counts the evicted pods.
-	evicted int
+	// evicted counts the evicted pods, and useless those that got no room although others were evicted for them.
+	evicted, useless int
 }
 
 // sitePod is a pod that exists.
