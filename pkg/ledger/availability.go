@@ -59,8 +59,8 @@ func (l *Ledger) NodesAheadOfWatch(pod gpu.Pod, names []string) (out []string) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, name := range names {
-		if n := l.nodes[name]; n != nil {
-			if requested, leaving := n.requests(); len(leaving) > 0 && requested.Add(pod.Request) > n.memory() {
+		if n := l.nodes[name]; n != nil && n.leaving > 0 {
+			if requested, _ := n.requests(); requested.Add(pod.Request) > n.memory() {
 				out = append(out, name)
 			}
 		}

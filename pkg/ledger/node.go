@@ -30,8 +30,8 @@ type node struct {
 
 	name        string
 	allocations map[gpu.PodUID]*Allocation
-	// assumed is the number of assumed allocations, which recount sets.
-	assumed int
+	// assumed is the number of assumed allocations, and leaving that of pods that are being deleted. recount sets both.
+	assumed, leaving int
 	// revision is the ledger's revision at the last change of this node.
 	revision uint64
 }
@@ -88,11 +88,14 @@ func (n *node) recount() {
 	for i := range n.cards {
 		n.cards[i] = n.cards[i].Empty()
 	}
-	n.assumed = 0
+	n.assumed, n.leaving = 0, 0
 	var presumed []*Allocation
 	for _, a := range n.allocations {
 		if a.State == Assumed {
 			n.assumed++
+		}
+		if a.Leaving {
+			n.leaving++
 		}
 		if a.Presumed {
 			presumed = append(presumed, a)

@@ -40,7 +40,7 @@ func (l *Ledger) Expect(kinds []placement.Kind, turnover float64, cardPolicy pla
 	}
 	outlook := placement.NewOutlook(kinds, turnover, cardPolicy, rooms)
 	for i := range states {
-		if i > 0 && states[i].equal(&states[i-1].NodeRoom) { // Such as the empty nodes of a large group.
+		if i > 0 && states[i].Equal(&states[i-1].NodeRoom) {
 			states[i].costs = states[i-1].costs
 		} else {
 			states[i].costs = outlook.Costs(&states[i].NodeRoom)
@@ -59,11 +59,6 @@ type nodeState struct {
 	// revision is the node's. It doesn't count changes of what is free beside the cards.
 	revision uint64
 	costs    *placement.Costs
-}
-
-// equal reports whether another node has the same costs.
-func (s *nodeState) equal(o *placement.NodeRoom) bool {
-	return slices.Equal(s.Cards, o.Cards) && s.NodeResources == o.NodeResources && s.All == o.All && s.Excluded == o.Excluded
 }
 
 // nodeStates returns the states of the nodes that share their cards.

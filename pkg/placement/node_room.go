@@ -1,5 +1,7 @@
 package placement
 
+import "slices"
+
 // NodeRoom is what a node has free.
 type NodeRoom struct {
 	Cards []Card
@@ -8,6 +10,11 @@ type NodeRoom struct {
 	All NodeResources
 	// Excluded has a bit for each kind of an Outlook. It is set if such pods can't use the node, whatever the node has free.
 	Excluded uint64
+}
+
+// Equal reports whether the nodes have the same free, such as the empty nodes of a large group.
+func (n *NodeRoom) Equal(o *NodeRoom) bool {
+	return n.NodeResources == o.NodeResources && n.All == o.All && n.Excluded == o.Excluded && slices.Equal(n.Cards, o.Cards)
 }
 
 // memory returns the free memory of the healthy cards, and their memory.

@@ -49,10 +49,11 @@ const (
 func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeRoom) *Outlook {
 	kinds = kinds[:min(len(kinds), MaxKinds)]
 	o := &Outlook{cardPolicy: cardPolicy, kinds: make([]weighedKind, len(kinds)), positions: map[Shape]int{}}
-	card, emptiness := meanCard(nodes), make([]float64, len(nodes))
+	card, emptiness, repeats := meanCard(nodes), make([]float64, len(nodes)), make([]bool, len(nodes))
 	for i := range nodes {
 		free, all := nodes[i].memory()
 		emptiness[i] = free * free / max(all, 1)
+		repeats[i] = i > 0 && nodes[i].Equal(&nodes[i-1])
 	}
 	weights, frequencies, asked := 0.0, 0.0, 0.0
 	for i := range kinds {
@@ -62,7 +63,7 @@ func NewOutlook(kinds []Kind, turnover float64, cardPolicy Policy, nodes []NodeR
 	for i := range kinds {
 		kind, k := &kinds[i], newWeighedKind(kinds[i].Shape)
 		size, weight := kind.size(card), kind.weight(card)/weights
-		pods, memory, empty, usable := k.roomOn(nodes, i, emptiness)
+		pods, memory, empty, usable := k.roomOn(nodes, i, emptiness, repeats)
 		k.perPod = weight / (pods + ample)
 		k.perMemory = weight / (memory + ample*size)
 		if usable { // Pods that no node can hold count for nothing, however many wait.
@@ -93,17 +94,22 @@ func (k *Kind) weight(card float64) float64 {
 }
 
 // roomOn returns for how many pods of the kind the nodes have room, and the memory that these can use. empty is the emptiness of the nodes that the kind
-// could use once they are empty, and one more; usable is false if there are none. The kind is at that position in the outlook.
-func (k *weighedKind) roomOn(nodes []NodeRoom, position int, emptiness []float64) (pods, memory, empty float64, usable bool) {
+// could use once they are empty, and one more; usable is false if there are none. The kind is at that position in the outlook. repeats tells which nodes
+// are equal to the ones before them.
+func (k *weighedKind) roomOn(nodes []NodeRoom, position int, emptiness []float64, repeats []bool) (pods, memory, empty float64, usable bool) {
 	var on []float64
+	var room kindRoom
+	onceEmpty := false
 	empty = 1
 	for i := range nodes {
-		n := &nodes[i]
-		on = slices.Grow(on[:0], len(n.Cards))[:len(n.Cards)]
-		if r := n.roomFor(position, k, on); r.pods > 0 {
-			pods, memory = pods+r.pods, memory+r.memory
+		if n := &nodes[i]; !repeats[i] {
+			on = slices.Grow(on[:0], len(n.Cards))[:len(n.Cards)]
+			room, onceEmpty = n.roomFor(position, k, on), n.usableOnceEmpty(position, k)
 		}
-		if n.usableOnceEmpty(position, k) {
+		if room.pods > 0 {
+			pods, memory = pods+room.pods, memory+room.memory
+		}
+		if onceEmpty {
 			empty, usable = empty+emptiness[i], true
 		}
 	}
