@@ -21,6 +21,8 @@ type hold struct {
 	ends time.Time
 	// reservation is what the ledger keeps: the places, and as Victims all pods on their nodes that must end, also those that are evicted for others.
 	reservation ledger.Reservation
+	// evicts is true if pods are evicted for the item, not only for others.
+	evicts bool
 	// memory is what the places have together. The queue counts it: otherwise later pods of the tenant would be granted memory that belongs to its
 	// share and is held for its earlier pods.
 	memory gpu.Memory
@@ -56,7 +58,7 @@ func (m *Manager) addHolds(s, present *Search, plan reclaim.Plan, evictable bool
 	switch {
 	case wrong != "": // Other tenants need no pause.
 		delete(m.reclaims.pauses, tenantKind{tenant: wrong})
-		m.reclaims.pause(tenantKind{tenant: wrong}, m.now)
+		pause(m.reclaims.pauses, tenantKind{tenant: wrong}, m.now, queue.LongestPause)
 	case !evictable:
 		m.reclaims.next = m.now.Add(queue.Retry)
 	default:
@@ -84,6 +86,7 @@ func (m *Manager) newHolds(present *Search, plan reclaim.Plan) (holds []*hold, w
 		h := &hold{
 			tenantKind: tenantKind{tenant: s.Tenant}, itemID: s.ID,
 			reservation: ledger.Reservation{Source: ledger.Reclaimed, Priority: m.PriorityCutoff - 1, Victims: s.Awaited},
+			evicts:      slices.ContainsFunc(plan.Victims, func(e reclaim.Eviction) bool { return e.For.ID == s.ID }),
 		}
 		for j, place := range s.Places {
 			h.reservation.Places = append(h.reservation.Places, ledger.Place{Pod: s.Pods[j].Pod, Node: place.Node, On: place.On})
@@ -146,11 +149,20 @@ func (m *Manager) itemOf(h *hold) *item {
 	return it
 }
 
-// grantHeld grants the items for which there is room now at their held places, and ends the holds for items that don't wait any more.
+// grantHeld grants the items for which there is room now at their held places, and ends the holds for items that don't wait any more. A tenant that
+// withdraws an item for which pods were evicted pauses, until an item gets what is held for it: otherwise pods would be evicted again and again without use.
 func (m *Manager) grantHeld() {
 	m.endHolds(func(h *hold) bool {
 		it := m.itemOf(h)
-		return !h.isEvicting() && (it == nil || m.grantHold(h, it))
+		if h.isEvicting() || it != nil && !m.grantHold(h, it) {
+			return false
+		}
+		if granted := m.allocated[h.reservation.Places[0].Pod.UID] != nil; granted { // Here or elsewhere.
+			delete(m.reclaims.withdrawn, h.tenant)
+		} else if h.evicts {
+			pause(m.reclaims.withdrawn, h.tenant, m.now, longestWasted)
+		}
+		return true
 	})
 }
 
@@ -193,7 +205,7 @@ func (m *Manager) endLateHolds() {
 		if h.isEvicting() || m.now.Before(h.ends) {
 			return false
 		}
-		m.reclaims.pause(h.tenantKind, m.now)
+		pause(m.reclaims.pauses, h.tenantKind, m.now, queue.LongestPause)
 		m.Observer.ReclaimFailed()
 		return true
 	})

@@ -12,7 +12,7 @@ import (
 const (
 	// maxReclaim limits the pods for which one attempt makes room: not more than can be granted at one time.
 	maxReclaim = maxOpen
-	// longestWasted is for how long at most nothing is evicted for items that were not bound after their turn.
+	// longestWasted is for how long at most nothing is evicted for items that were not bound after their turn, or of a tenant that withdraws its items.
 	longestWasted = 24 * time.Hour
 )
 
@@ -24,8 +24,10 @@ type reclaims struct {
 	// It is ReclaimAfter at most. counted is the time up to which it was computed.
 	below   map[string]time.Duration
 	counted time.Time
-	// pauses are those of the kinds for which the latest attempt had no success.
-	pauses queue.Pauses[tenantKind]
+	// pauses are those of the kinds for which the latest attempt had no success, and withdrawn those of the tenants that withdrew items after pods had been
+	// evicted for these.
+	pauses    queue.Pauses[tenantKind]
+	withdrawn queue.Pauses[string]
 	// search is the one of the attempt in progress; nil if there is none. next is when another attempt may begin after a plan that was outdated.
 	search *Search
 	next   time.Time
@@ -43,7 +45,7 @@ func (it *item) tenantKind() tenantKind { return tenantKind{it.Tenant, it.kind.k
 
 // newReclaims returns the state of a new leader.
 func newReclaims() reclaims {
-	return reclaims{pauses: queue.Pauses[tenantKind]{}, holds: map[string]*hold{}}
+	return reclaims{pauses: queue.Pauses[tenantKind]{}, withdrawn: queue.Pauses[string]{}, holds: map[string]*hold{}}
 }
 
 // reclaim requests evictions for tenants below their share, and ends holds that don't help any more.
@@ -167,18 +169,18 @@ func (m *Manager) reclaimItems(starving []starvingTenant) (items []*item) {
 	return items
 }
 
-// pause pauses a tenant's items of one kind after an attempt without success, for longer each time.
-func (r *reclaims) pause(kind tenantKind, now time.Time) {
-	r.pauses.Prune(now, queue.LongestPause) // Most have no pods any more.
-	if r.pauses.Has(kind, now) {
-		return // Several items of this kind fail at the same time.
+// pause pauses a tenant, or its items of one kind, after an attempt without success, for longer each time.
+func pause[K comparable](pauses queue.Pauses[K], key K, now time.Time, most time.Duration) {
+	pauses.Prune(now, most) // Most have no pods any more.
+	if pauses.Has(key, now) {
+		return // Several items fail at the same time.
 	}
-	r.pauses.Extend(kind, now, queue.Retry, queue.LongestPause)
+	pauses.Extend(key, now, queue.Retry, most)
 }
 
 // pausing reports whether no attempt may be made for the item, because the latest one had no success.
 func (r *reclaims) pausing(it *item, now time.Time) bool {
-	return r.pauses.Has(it.tenantKind(), now) || r.pauses.Has(tenantKind{tenant: it.Tenant}, now)
+	return r.pauses.Has(it.tenantKind(), now) || r.pauses.Has(tenantKind{tenant: it.Tenant}, now) || r.withdrawn.Has(it.Tenant, now)
 }
 
 // Reclaimed records that the caller has made the evictions for a search. until is when its places are given up if they aren't free; zero if no
@@ -201,7 +203,7 @@ func (m *Manager) Reclaimed(s *Search, until time.Time) {
 	}
 	for _, it := range s.wanted {
 		if !held[it.tenantKind] {
-			m.reclaims.pause(it.tenantKind, m.now)
+			pause(m.reclaims.pauses, it.tenantKind, m.now, queue.LongestPause)
 		}
 	}
 }

@@ -188,6 +188,96 @@ func TestReclaimForPodsThatNeverStart(t *testing.T) {
 	f.bind("alice/other")
 }
 
+// Alice's pods are withdrawn once pods were evicted for them, as an autoscaler does by accident: for eight hours, but only few pods are evicted.
+func TestReclaimForPodsThatAreWithdrawn(t *testing.T) {
+	deletes := func(f *fixture, serial int) { f.delete(fmt.Sprint("alice/", serial-1)) }
+	creates := func(f *fixture, serial int) {
+		f.pod(fmt.Sprint("alice/", serial), gpu.Memory(1+serial%3), func(p *Pod) { p.Created = f.now })
+	}
+	sets := func(cards int) func(f *fixture, serial int) {
+		return func(f *fixture, serial int) { f.pod("alice/it", 2, func(p *Pod) { p.Cards = cards }) }
+	}
+	for name, tc := range map[string]struct {
+		withdraws, again func(f *fixture, serial int)
+		after            time.Duration
+	}{
+		"others come a minute later":          {deletes, creates, time.Minute},
+		"others come a quarter later":         {deletes, creates, 15 * time.Minute},
+		"its number of cards changes for 10s": {sets(2), sets(1), 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 8, 8)
+			attempts, bobs, next := 0, 0, f.now
+			for range 8 * 60 * 60 / 5 {
+				if !next.IsZero() && !f.now.Before(next) {
+					tc.again(f, attempts)
+					next = time.Time{}
+				}
+				before := len(f.evicted)
+				f.tick(5 * time.Second)
+				if len(f.evicted) > before {
+					attempts++
+					tc.withdraws(f, attempts)
+					next = f.now.Add(tc.after)
+				}
+				f.finish()
+				for ; f.running()["bob"] < 16; bobs++ { // Its controller replaces what was evicted.
+					name := fmt.Sprint("bob/new-", bobs)
+					f.pod(name, 1, func(p *Pod) { p.Created = f.now })
+					f.tick(0)
+					f.bind(name)
+				}
+			}
+			if attempts < 3 || attempts > 14 {
+				t.Errorf("pods were evicted %d times in eight hours", attempts)
+			}
+		})
+	}
+}
+
+// Alice withdrew a pod an hour ago. Whether the end of the next hold is another withdrawal.
+func TestReclaimWithdrawn(t *testing.T) {
+	nothing, deletes := func(*fixture) {}, func(f *fixture) { f.delete("alice/1") }
+	leave := func(f *fixture) {
+		for _, name := range []string{"bob/2", "bob/3"} {
+			f.pod(name, 0, func(p *Pod) { p.Leaving = true })
+		}
+	}
+	const pauses, asBefore, forgotten = "pauses", "as before", "forgotten"
+	for name, tc := range map[string]struct {
+		first, then func(f *fixture)
+		want        string
+	}{
+		"its pod is deleted":         {nothing, deletes, pauses},
+		"nothing was evicted for it": {leave, deletes, asBefore},
+		"it is created again": {nothing, func(f *fixture) {
+			deletes(f)
+			f.pod("alice/again", 2)
+			f.finish()
+			f.run(time.Second)
+			want(t, "admitted", []string{"alice/again"}, f.admitted())
+		}, pauses},
+		"it gets what is held": {nothing, (*fixture).finish, forgotten},
+		"it gets other room":   {nothing, func(f *fixture) { f.delete("bob/0", "bob/1") }, forgotten},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newReclaimFixture(t, 2, 2)
+			pause(f.reclaims.withdrawn, "alice", f.now.Add(-time.Hour), longestWasted)
+			tc.first(f)
+			f.pod("alice/1", 2)
+			f.run(after + 2*time.Second)
+			want(t, "holds", 1, len(f.reclaims.holds))
+			tc.then(f)
+			f.run(2 * time.Second)
+			got := forgotten
+			if _, known := f.reclaims.withdrawn["alice"]; known {
+				got = map[bool]string{true: pauses, false: asBefore}[f.reclaims.withdrawn.Has("alice", f.now)]
+			}
+			want(t, "what is known of alice", tc.want, got)
+		})
+	}
+}
+
 func guarantees(amount gpu.Memory) Namespace {
 	return Namespace{Tenant: "bob", Terms: fairshare.Terms{Weight: 1, Guaranteed: amount}}
 }
@@ -225,20 +315,45 @@ func TestReclaimHold(t *testing.T) {
 	}
 }
 
+// holdNext runs until places are held for items. It returns their search before pods are evicted.
+func (f *fixture) holdNext() (search *Search) {
+	for search == nil {
+		f.now = f.now.Add(time.Second)
+		f.Tick(f.now)
+		search = f.TakeEffects().Reclaim
+	}
+	plan, _ := reclaim.Choose(search.Need(), f.cluster())
+	want(f.t, "the plan is right", true, f.Hold(search, plan))
+	return search
+}
+
+// A pod is deleted after places were held for it, but before the evictions. Its tenant pauses if these are made.
+func TestReclaimWithdrawnBeforeEvictions(t *testing.T) {
+	for _, evicted := range []bool{false, true} {
+		f := newReclaimFixture(t, 4)
+		f.pod("alice/1", 2)
+		search := f.holdNext()
+		f.delete("alice/1")
+		f.tick(time.Second)
+		want(t, "holds", 1, len(f.reclaims.holds))
+		until := time.Time{}
+		if evicted {
+			until = f.now.Add(roundLasts)
+		}
+		f.Reclaimed(search, until)
+		f.tick(time.Second)
+		want(t, "holds in the end", 0, len(f.reclaims.holds))
+		want(t, "pauses", evicted, f.reclaims.withdrawn.Has("alice", f.now))
+	}
+}
+
 // One of two equal items for which pods are evicted is deleted meanwhile. The other one still has its places, so their kind doesn't pause.
 func TestReclaimOfEqualItems(t *testing.T) {
 	for range 20 { // The order of the holds is random.
 		f := newReclaimFixture(t, 8)
 		f.pod("alice/1", 1)
 		f.pod("alice/2", 1)
-		var search *Search
-		for search == nil {
-			f.now = f.now.Add(time.Second)
-			f.Tick(f.now)
-			search = f.TakeEffects().Reclaim
-		}
-		plan, _ := reclaim.Choose(search.Need(), f.cluster())
-		want(t, "the plan is right", true, f.Hold(search, plan))
+		search := f.holdNext()
 		want(t, "holds", 2, len(f.reclaims.holds))
 		f.delete("alice/1")
 		f.Reclaimed(search, f.now.Add(roundLasts))
