@@ -179,6 +179,39 @@ func BenchmarkNodesChanged(b *testing.B) {
 	longest.report(b)
 }
 
+// BenchmarkPodsEnd is a tick after 30 pods have ended, as 300 in a second do, of a tenant that has less than its share and whose next pods don't come, while
+// pods of others wait. It reports as BenchmarkReclaim does.
+func BenchmarkPodsEnd(b *testing.B) {
+	const tenant, perTick = 3, 30
+	var longest longestHold
+	var m *Manager
+	var l *ledger.Ledger
+	var now *time.Time
+	left := 0
+	for b.Loop() {
+		b.StopTimer()
+		if left < perTick {
+			m, l, now = newBench(lockNodes, lockPods)
+			for i := tenant; i < lockPods; i += benchTenants {
+				m.RemovePod(gpu.PodUID(fmt.Sprint("p", i)))
+			}
+			left = lockNodes * 8 / benchTenants
+		}
+		for range perTick {
+			left--
+			n := tenant + left*benchTenants
+			uid := gpu.PodUID(fmt.Sprint("full-", n))
+			l.Remove(uid)
+			m.RemovePod(uid)
+			m.Freed(fmt.Sprint("n", n/8))
+		}
+		*now = now.Add(100 * time.Millisecond)
+		b.StartTimer()
+		longest.tick(m, *now)
+	}
+	longest.report(b)
+}
+
 // longestHold is the most processor time of a call that holds the Manager's lock. What other programs use doesn't count.
 type longestHold time.Duration
 

@@ -103,8 +103,9 @@ type Manager struct {
 	charged   map[gpu.PodUID]*pod
 	gated     map[gpu.PodUID]*pod
 	allocated map[gpu.PodUID]*allocatedPod
-	// kept is the memory that is kept for tenants, the oldest first. ended is the memory of pods that have ended since the latest round.
-	kept, ended []*kept
+	// kept is the memory that is kept for each tenant, the oldest first. ended is the memory of pods that have ended since the latest round.
+	kept  map[string][]*kept
+	ended []*kept
 
 	// queue has the tenants and the items that wait, which items has by ID.
 	queue fairshare.Queue
@@ -129,6 +130,7 @@ func New(o Options) *Manager {
 		pods: map[gpu.PodUID]*pod{}, inNamespace: map[string]map[gpu.PodUID]*pod{}, members: map[gang.Key]map[gpu.PodUID]*pod{},
 		charged: map[gpu.PodUID]*pod{}, gated: map[gpu.PodUID]*pod{}, allocated: map[gpu.PodUID]*allocatedPod{},
 		items: map[string]*item{}, kinds: map[unique.Handle[string]]*kind{}, unfinished: map[string]*searches{}, reclaims: newReclaims(),
+		kept: map[string][]*kept{},
 	}
 }
 

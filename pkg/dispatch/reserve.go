@@ -32,7 +32,7 @@ func searchLimit(nodes int) int {
 //
 // A group is due at once if one of its pods can use a freed node: the others may fit elsewhere.
 func (r *round) try(it *item, awaits bool) []ledger.ChosenNode {
-	m, k, own := r.m, it.kind, r.m.keptFor(it.Tenant)
+	m, k, own := r.m, it.kind, r.m.kept[it.Tenant]
 	if k.failedIn == r.number && !awaits && len(own) == 0 {
 		return nil // There can be thousands of these.
 	}

@@ -12,21 +12,28 @@ import (
 func (m *Manager) Waiting() []queue.Item {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	items, seen := []queue.Item{}, map[tenantKind]bool{}
+	items := []queue.Item{}
+	for _, it := range m.firstItems(func(it *item) bool { return it.obstacle() == reasons.ObstacleNoRoom }) {
+		items = append(items, queue.Item{
+			Item:     ledger.Item{ID: it.ID, Label: it.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: it.Entered},
+			Turn:     len(items) + 1,
+			Profile:  it.profile,
+			RoomKey:  it.Tenant + "\x00" + it.kind.key.Value(),
+			Requests: func() []ledger.Request { return m.waitingRequests(it) },
+		})
+	}
+	return items
+}
+
+// firstItems returns the items that pass and for which reclaim holds no places, of those of one tenant and one kind the first, in the order of the queue.
+func (m *Manager) firstItems(pass func(*item) bool) (items []*item) {
+	seen := map[tenantKind]bool{}
 	for _, tenant := range m.queue.Tenants() {
 		for _, waiting := range tenant.Waiting {
-			it := waiting.Value.(*item)
-			if seen[it.tenantKind()] || it.obstacle() != reasons.ObstacleNoRoom || m.hasHold(it) {
-				continue
+			if it := waiting.Value.(*item); !seen[it.tenantKind()] && pass(it) && !m.hasHold(it) {
+				seen[it.tenantKind()] = true
+				items = append(items, it)
 			}
-			seen[it.tenantKind()] = true
-			items = append(items, queue.Item{
-				Item:     ledger.Item{ID: it.ID, Label: it.label(), ByTurn: true, Priority: m.PriorityCutoff - 1, Entered: it.Entered},
-				Turn:     len(items) + 1,
-				Profile:  it.profile,
-				RoomKey:  it.Tenant + "\x00" + it.kind.key.Value(),
-				Requests: func() []ledger.Request { return m.waitingRequests(it) },
-			})
 		}
 	}
 	return items
