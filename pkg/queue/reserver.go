@@ -30,8 +30,7 @@ type Item struct {
 // Options configure a Reserver.
 type Options struct {
 	Ledger *ledger.Ledger
-	// MaxIdle is the part of the memory of the nodes that an item can use up to which the items before it may have awaited reservations. If
-	// they have more, it gets none.
+	// MaxIdle is a part of the memory. An item gets a reservation only while the items before it have reserved less than this part of the nodes it can use.
 	MaxIdle float64
 	// MaxAge is how long pods may have run that have to end on the cards of an awaited reservation. Those that have run for longer are expected to
 	// stay.
@@ -50,15 +49,20 @@ type Options struct {
 //
 // Only pods that were placed after the item entered the queue have to end. So a group that lacks one card, with a pod that was there before, keeps no
 // others from the free cards. If pods are replaced by others without end, sooner or later all have been placed after the item entered.
+//
+// A pass makes only so many choices. Those that it leaves are made by later passes, the ones that were left first before the others. So items that never
+// fit, and whose choices are made again and again, don't keep those behind them from choosing.
 type Reserver struct {
 	Options
 	choices map[string]*choice
+	delayed map[string]delay
 }
 
 const (
 	// maxItems limits the items that get reservations in one pass.
 	maxItems = 64
-	// maxWork limits the choices of one pass, in nodes that the pods of an item can use. An item that fits costs much less.
+	// maxWork limits the choices of one pass, in nodes that the pods of an item can use. An item that fits costs much less. Half of it is for delayed
+	// choices, the rest for the first items of the queue: these choose again at once if a card of their choice fails.
 	maxWork = 20_000
 )
 
@@ -75,9 +79,15 @@ type choice struct {
 	pod gpu.PodUID
 }
 
+// delay is the delay of a choice that is due, and was left for a later pass.
+type delay struct {
+	since time.Time
+	work  int
+}
+
 // NewReserver returns a Reserver without reservations.
 func NewReserver(o Options) *Reserver {
-	return &Reserver{Options: o, choices: map[string]*choice{}}
+	return &Reserver{Options: o, choices: map[string]*choice{}, delayed: map[string]delay{}}
 }
 
 // Pass updates the awaited reservations of all items that wait now.
@@ -91,11 +101,14 @@ func (r *Reserver) Pass(items []Item, now time.Time) {
 			r.end(id)
 		}
 	}
+	maps.DeleteFunc(r.delayed, func(id string, _ delay) bool { return !waits[id] })
 	p := &pass{
 		Options: r.Options, now: now, choices: map[string]*choice{}, before: map[string]gpu.Memory{}, tried: map[string]bool{},
-		totals: map[*string]gpu.Memory{},
+		delayed: r.delayed, next: map[string]bool{}, totals: map[*string]gpu.Memory{},
 	}
-	for _, item := range r.sorted(items, now) {
+	items = r.sorted(items, now)
+	p.takeDelayed(items)
+	for _, item := range items {
 		if c := p.reserve(&item, r.choices[item.ID]); c != nil {
 			p.keep(item.ID, c)
 		} else {
@@ -153,11 +166,33 @@ type pass struct {
 	before map[string]gpu.Memory
 	// tried holds the RoomKey of the items so far, but for those that pause or fit.
 	tried map[string]bool
-	// reserved counts those with a reservation, and work is what the pass has done.
+	// delayed are the choices that are left for later passes, and next are the items whose choices were, and are made in this one.
+	delayed map[string]delay
+	next    map[string]bool
+	// reserved counts the items so far with a reservation, and work is what the pass has done, and will do for next.
 	reserved, work int
 	// memory is that of each node; nil until it is needed. totals are sums of it, by the first of the nodes.
 	memory map[string]gpu.Memory
 	totals map[*string]gpu.Memory
+}
+
+// takeDelayed takes the delayed choices that are made in this pass. The items are in the order of the queue.
+func (p *pass) takeDelayed(items []Item) {
+	var delayed []string
+	for i := range items {
+		if _, left := p.delayed[items[i].ID]; left {
+			delayed = append(delayed, items[i].ID)
+		}
+	}
+	slices.SortStableFunc(delayed, func(x, y string) int { return p.delayed[x].since.Compare(p.delayed[y].since) })
+	for _, id := range delayed {
+		if p.work >= maxWork/2 {
+			return
+		}
+		p.next[id] = true
+		p.work += p.delayed[id].work
+		delete(p.delayed, id)
+	}
 }
 
 // reserve returns the choice for the next item, whose former choice is c: that one or a new one. It returns nil if there was none, or if the item may
@@ -227,18 +262,33 @@ func (p *pass) pauses(item *Item, reserved bool) bool {
 	return p.now.Before(until)
 }
 
-// due reports whether the cards of an item must be chosen now. After much work they are chosen in the next pass, but for the first item.
+// due reports whether the cards of an item must be chosen now. After much work it leaves the choice for a later pass.
 func (p *pass) due(item *Item, requests []ledger.Request, c *choice) bool {
-	if p.work >= maxWork && len(p.choices) > 0 {
+	if c != nil && p.now.Before(c.until) && (c.nodes == nil || p.Ledger.AwaitedUsable(item.Item, requests)) {
 		return false
 	}
-	return c == nil || !p.now.Before(c.until) || c.nodes != nil && !p.Ledger.AwaitedUsable(item.Item, requests)
+	if p.next[item.ID] || p.work < maxWork {
+		delete(p.delayed, item.ID)
+		return true
+	}
+	if _, left := p.delayed[item.ID]; !left {
+		p.delayed[item.ID] = delay{p.now, work(requests)}
+	}
+	return false
+}
+
+// work returns the work of a choice.
+func work(requests []ledger.Request) (nodes int) {
+	for _, names := range distinct(requests) {
+		nodes += len(names)
+	}
+	return nodes
 }
 
 // choose chooses the cards of an item.
 func (p *pass) choose(item *Item, requests []ledger.Request) *choice {
-	for _, nodes := range distinct(requests) {
-		p.work += len(nodes)
+	if !p.next[item.ID] {
+		p.work += work(requests)
 	}
 	lasts := min(max(p.now.Sub(item.Entered), minPause), p.MaxAge)
 	oldest := p.now.Add(-p.MaxAge)

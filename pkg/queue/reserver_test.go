@@ -291,3 +291,41 @@ func TestReserverTurns(t *testing.T) {
 	f.wait("exempt", 1, 16, -2*time.Hour)
 	f.pass(500*time.Millisecond, "exempt n1:16")
 }
+
+// Items that never fit, and come first, delay the choices of the others, but for a bounded time: also if new ones come all the time.
+func TestReserverManyNeverFit(t *testing.T) {
+	const nodes, perPass = 5000, maxWork / 5000
+	for name, tc := range map[string]struct {
+		// waiting never fit, and in each pass so many of them are replaced by new ones.
+		waiting, replaced int
+		// within is the number of passes in which the last item gets its reservation. Half of each pass is for delayed choices.
+		within int
+	}{
+		"one pass can try all":       {waiting: perPass - 1, within: 1},
+		"one pass can't":             {waiting: 100, within: 100 / (perPass / 2)},
+		"a controller replaces them": {waiting: 100, replaced: 2 * perPass, within: 100 / (perPass / 2)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, 1)
+			for i := range nodes - 1 {
+				f.nodes = append(f.nodes, fmt.Sprintf("other%04d", i))
+			}
+			f.run("runs", "n1", 0, 4, time.Minute)
+			f.wait("fits", 1, 16, earlier)
+			passes := 0
+			for passes == 0 || len(f.ledger.AwaitedMemory("fits")) == 0 && passes < 10*tc.within {
+				f.items = append(f.items[:1], f.items[min(len(f.items), 1+tc.replaced):]...)
+				for len(f.items) < 1+tc.waiting {
+					serial := 1000*passes + len(f.items)
+					f.wait(fmt.Sprint("never fits ", serial), 1, gpu.Memory(100+serial), earlier).Priority = 5
+				}
+				passes++
+				f.now = f.now.Add(time.Second / 4)
+				f.Pass(f.items, f.now)
+			}
+			if passes > tc.within {
+				t.Errorf("it has a reservation after %d passes, want %d at most", passes, tc.within)
+			}
+		})
+	}
+}
