@@ -50,6 +50,8 @@ type Failures struct {
 	mu sync.Mutex
 	// namespaces have the failures of the last hour, and those of items that wait since.
 	namespaces map[string]*namespaceFailures
+	// forgot is when forget last looked for failures that are too old.
+	forgot time.Time
 	// tried is when kube-scheduler last tried to place a pod.
 	tried time.Time
 }
@@ -112,6 +114,7 @@ func (f *Failures) Any(namespace string) bool {
 func (f *Failures) PauseUntil(i Profile, reserved bool, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.forget(now) // Before the item counts as one that has waited.
 	n := f.namespaces[i.Namespace]
 	if n == nil {
 		return time.Time{}, false
@@ -214,8 +217,12 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	n.shapes[i.ShapeKey].add(placed, now)
 }
 
-// forget drops failures that are too old.
+// forget drops failures that are too old, once a minute at most.
 func (f *Failures) forget(now time.Time) {
+	if now.Sub(f.forgot) < time.Minute {
+		return
+	}
+	f.forgot = now
 	for name, n := range f.namespaces {
 		for shape, r := range n.shapes {
 			if now.Sub(r.began()) > forgetAfter && now.Sub(r.waited) > forgetAfter {

@@ -287,6 +287,22 @@ func TestNoRoomForHours(t *testing.T) {
 	}
 }
 
+// TestForgottenInQuiet: failures are forgotten after an hour without an item of their shape, also if nothing fails meanwhile, and nothing waits.
+func TestForgottenInQuiet(t *testing.T) {
+	s := newScene(t)
+	for range 8 {
+		s.fail(item("broken", "shape", 64))
+	}
+	s.now = s.now.Add(forgetAfter + time.Second)
+	mended := item("mended", "shape", 64)
+	if waits := s.waits(mended); waits > 0 {
+		t.Errorf("it waits for %v", waits)
+	}
+	if failures, _ := s.Of(mended); failures > 0 {
+		t.Errorf("%d failures are remembered", failures)
+	}
+}
+
 // TestForgotten: nothing is left of namespaces that have failed once, or whose items have arrived.
 func TestForgotten(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
