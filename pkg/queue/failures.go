@@ -2,6 +2,7 @@ package queue
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,8 +53,8 @@ type Failures struct {
 	namespaces map[string]*namespaceFailures
 	// forgot is when forget last looked for failures that are too old.
 	forgot time.Time
-	// tried is when kube-scheduler last tried to place a pod.
-	tried time.Time
+	// seen is when kube-scheduler last tried to place a pod. Before that it was away from awaySince to awayUntil.
+	seen, awaySince, awayUntil time.Time
 }
 
 // namespaceFailures are the failures of a namespace.
@@ -75,6 +76,9 @@ type row struct {
 	count int
 	// waited is when an item of the shape waited last.
 	waited time.Time
+	// id is the ID of the item whose failure was counted last, and placed when it was placed.
+	id     string
+	placed time.Time
 }
 
 const (
@@ -86,12 +90,13 @@ const (
 )
 
 // add counts a failure of an item that was placed at that time.
-func (r *row) add(placed, now time.Time) {
+func (r *row) add(id string, placed, now time.Time) {
 	if r.count > 0 && placed.Before(r.began()) {
 		r.until = now.Add(r.length)
 		return
 	}
 	r.count++
+	r.id, r.placed = id, placed
 	r.pause = r.next(now, minPause, LongestPause)
 }
 
@@ -203,7 +208,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 		n = &namespaceFailures{shapes: map[string]*row{}}
 		f.namespaces[i.Namespace] = n
 	}
-	n.row.add(placed, now)
+	n.row.add(i.ID, placed, now)
 	n.largest = n.largest.max(i.Size)
 	if n.proven.covers(i.Size) {
 		n.proven = Size{}
@@ -214,7 +219,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	if n.shapes[i.ShapeKey] == nil {
 		n.shapes[i.ShapeKey] = &row{}
 	}
-	n.shapes[i.ShapeKey].add(placed, now)
+	n.shapes[i.ShapeKey].add(i.ID, placed, now)
 }
 
 // forget drops failures that are too old, once a minute at most.
@@ -235,23 +240,30 @@ func (f *Failures) forget(now time.Time) {
 	}
 }
 
-// Tried records that kube-scheduler tries to place a pod. If it has tried none for long, it was away, and what has failed since is forgotten: no item
-// could arrive.
-func (f *Failures) Tried(now time.Time) {
+// SchedulerSeen records that kube-scheduler tries to place a pod, which belongs to one of the items with these IDs. If it had tried none for long, it was
+// probably away, and what was placed and failed meanwhile is forgotten: no item could arrive. Each item's failure is forgotten only when a pod of this
+// item is tried: one that other plugins reject on all nodes is never tried here, and has failed although kube-scheduler was there.
+func (f *Failures) SchedulerSeen(namespace string, ids []string, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if before := f.tried; now.Sub(before) > KubeSchedulerRetries {
-		for name, n := range f.namespaces {
-			maps.DeleteFunc(n.shapes, func(_ string, r *row) bool { return r.began().After(before) })
-			if n.row.began().After(before) {
-				n.row, n.largest, n.proven = row{}, Size{}, Size{}
-			}
-			if n.row.count == 0 && len(n.shapes) == 0 {
-				delete(f.namespaces, name)
-			}
-		}
+	if now.Sub(f.seen) > KubeSchedulerRetries {
+		f.awaySince, f.awayUntil = f.seen, now
 	}
-	f.tried = now
+	f.seen = now
+	n := f.namespaces[namespace]
+	if n == nil {
+		return
+	}
+	whileAway := func(r *row) bool {
+		return slices.Contains(ids, r.id) && r.placed.After(f.awaySince) && !r.began().After(f.awayUntil)
+	}
+	maps.DeleteFunc(n.shapes, func(_ string, r *row) bool { return whileAway(r) })
+	if whileAway(&n.row) {
+		n.row, n.largest, n.proven = row{}, Size{}, Size{}
+	}
+	if n.row.count == 0 && len(n.shapes) == 0 {
+		delete(f.namespaces, namespace)
+	}
 }
 
 // Clear forgets all failures, at the begin of a term as leader.

@@ -78,39 +78,64 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// TestSchedulerAway: while kube-scheduler is away, all items fail. That is forgotten when it is back, but not what had failed before.
+// TestSchedulerAway: while kube-scheduler is away, all items fail. That is forgotten when it is back and tries them, but not what had failed before.
 func TestSchedulerAway(t *testing.T) {
 	for name, tc := range map[string]struct {
 		// before and then are how often the item fails: the latter while kube-scheduler is away, or tries other pods.
 		before, then int
 		others       bool
-		want         time.Duration
+		// tried is the item that kube-scheduler tries last.
+		tried string
+		want  time.Duration
 	}{
-		"it is away":                    {0, 10, false, 0},
-		"it is away after a failure":    {1, 10, false, 0},
-		"it is away for a short time":   {0, 2, false, 4 * time.Second},
-		"it is there":                   {2, 0, false, 4 * time.Second},
-		"it tries other pods meanwhile": {0, 10, true, 17*time.Minute + 4*time.Second},
+		"it is away":                          {0, 10, false, "one", 0},
+		"it is away after a failure":          {1, 10, false, "one", 0},
+		"it is away for a short time":         {0, 2, false, "one", 4 * time.Second},
+		"it is there":                         {2, 0, false, "one", 4 * time.Second},
+		"it tries other pods meanwhile":       {0, 10, true, "one", 17*time.Minute + 4*time.Second},
+		"it tries other pods afterwards only": {0, 10, false, "other", 17*time.Minute + 4*time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			one := item("one", "shape", 8)
-			s.Tried(s.now)
+			tried := func(id string) { s.SchedulerSeen("a", []string{id}, s.now) }
+			tried("other")
 			for range tc.before {
 				s.fail(one)
 			}
-			s.Tried(s.now)
+			tried("one")
 			for range tc.then {
 				for until := s.now.Add(s.waits(one)); tc.others && s.now.Before(until); s.now = s.now.Add(time.Second) {
-					s.Tried(s.now)
+					tried("other")
 				}
 				s.fail(one)
 			}
-			s.Tried(s.now)
+			tried("other")
+			tried(tc.tried)
 			if got := s.waits(one); got != tc.want {
 				t.Errorf("it waits for %v, want %v", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestTriedBeforeItFailed: a group that kube-scheduler has tried before it failed is no better once its controller makes it again, although
+// kube-scheduler had nothing to try meanwhile.
+func TestTriedBeforeItFailed(t *testing.T) {
+	s := newScene(t)
+	group := item("group", "shape", 8)
+	s.Placed(group)
+	placed := s.now
+	for _, event := range []func(){
+		func() { s.SchedulerSeen("a", []string{"pod", "group"}, s.now) },
+		func() { s.Failed(group, placed, s.now) },
+		func() { s.SchedulerSeen("a", []string{"new pod", "group"}, s.now) },
+	} {
+		s.now = s.now.Add(KubeSchedulerRetries + time.Second)
+		event()
+	}
+	if failures, _ := s.Of(group); failures != 1 {
+		t.Errorf("%d failures are remembered", failures)
 	}
 }
 

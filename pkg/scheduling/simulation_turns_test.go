@@ -42,6 +42,12 @@ func TestTurns(t *testing.T) {
 			return c.single(name, podSpec{memory: 1, cpu: 1, lasts: c.between(minute/2, 2*minute), grace: time.Second})
 		}
 	}
+	schedulerStops := func(c *crowd) {
+		c.after(14*minute, func() { c.scheduler.stopped = c.now + 66*minute }) // The item comes after a quarter of an hour.
+		for away := range 66 {
+			c.after((14+time.Duration(away))*minute, c.disturbed)
+		}
+	}
 	all := map[string]turns{
 		"a large group beside groups of two": {nodes: 4, cards: 2, within: 15 * minute, load: func(c *crowd) {
 			c.keepWaiting(8, func(name string) *memberSet { return c.group(name, 2, of("b", 8, c.between(minute, 2*minute))) })
@@ -76,12 +82,11 @@ func TestTurns(t *testing.T) {
 		},
 		"kube-scheduler is away for an hour": {
 			nodes: 1, cards: 2, within: 67 * minute, items: 1, fair: abc(0, simTenant{"a", "1"}, simTenant{"b", "1"}),
-			load: func(c *crowd) {
-				c.after(14*minute, func() { c.scheduler.stopped = c.now + 66*minute }) // The item comes after a quarter of an hour.
-				for away := range 66 {
-					c.after((14+time.Duration(away))*minute, c.disturbed)
-				}
-			}, item: single(of("a", 16, 0)),
+			load: schedulerStops, item: single(of("a", 16, 0)),
+		},
+		"kube-scheduler is away for an hour, and a group waits": {
+			nodes: 1, cards: 2, within: 67 * minute, items: 1, fair: abc(0, simTenant{"a", "1"}, simTenant{"b", "1"}),
+			load: schedulerStops, item: group(2, of("a", 16, 0)),
 		},
 		"pods of higher priority take nearly drained cards": {nodes: 1, cards: 4, within: 90 * minute, load: func(c *crowd) {
 			c.keepWaiting(3, func(name string) *memberSet { return c.single(name, of("b", 8, c.between(2*minute, 5*minute))) })
