@@ -101,7 +101,7 @@ func (m *Manager) reclaimable(it *item) bool {
 	if it.obstacle().Infeasible() {
 		return false
 	}
-	failures, latest := m.Failures.Of(it.profile)
+	failures, latest := m.Failures.CountOf(it.profile)
 	return failures == 0 || m.now.Sub(latest) >= min(queue.LongestPause<<min(failures-1, 8), longestWasted)
 }
 

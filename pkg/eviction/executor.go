@@ -268,7 +268,7 @@ func (x *Executor) evict(ctx context.Context, victims []Victim) (until time.Time
 			delete(x.asked, pod.UID)
 			return err
 		}
-		until = latest(until, latest(ends, x.Clock.Now()).Add(queue.Arrival))
+		until = latest(until, latest(ends, x.Clock.Now()).Add(queue.ArrivalTimeout))
 		if err == nil && !gone {
 			x.report(v, pod)
 		}
@@ -357,7 +357,7 @@ func (x *Executor) examine(ctx context.Context, g *group) (rest Victim, begun bo
 		case gpu.PodUID(live.UID) != pod.UID:
 			begun = true
 		case live.DeletionTimestamp != nil && !protocol.Lingers(live):
-			begun, g.until = true, latest(g.until, live.DeletionTimestamp.Add(queue.Arrival))
+			begun, g.until = true, latest(g.until, live.DeletionTimestamp.Add(queue.ArrivalTimeout))
 		case !protocol.Terminal(live):
 			rest.Pods = append(rest.Pods, pod)
 		}

@@ -271,7 +271,7 @@ func TestGracePeriod(t *testing.T) {
 		f.server.Set(f.pods[i])
 	}
 	until, err := f.evict(f.process(f.server))
-	if want := begin.Add(protocol.MaxGracePeriod + queue.Arrival); err != nil || !until.Equal(want) {
+	if want := begin.Add(protocol.MaxGracePeriod + queue.ArrivalTimeout); err != nil || !until.Equal(want) {
 		t.Errorf("places are kept until %v, want %v: %v", until, want, err)
 	}
 	got := f.server.Calls().Evicted

@@ -46,7 +46,7 @@ func TestFragmentation(t *testing.T) {
 		t.Error("the freed card isn't reserved against pods of equal priority, or is against higher ones")
 	}
 	f.later(interval)
-	f.later(queue.Arrival)
+	f.later(queue.ArrivalTimeout)
 	if f.fitsFor(9, 5) {
 		t.Error("the reservation ended too early")
 	}

@@ -27,7 +27,7 @@ func TestPlaceOfPreemptor(t *testing.T) {
 		"the victim is leaving":              {func(f *fixture) { f.later(grace) }, true},
 		"the nomination is removed":          {func(f *fixture) { f.report(cleared) }, true},
 		"the victim has ended":               {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval) }, true},
-		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(cycle); f.later(queue.Arrival + 1) }, false},
+		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(cycle); f.later(queue.ArrivalTimeout + 1) }, false},
 		"the victim stays":                   {func(f *fixture) { f.report(cleared); f.later(grace + 2*time.Minute) }, false},
 		"the pod is nominated elsewhere":     {func(f *fixture) { f.report(fake.Edited(nominated, fake.Nominated("n2"))) }, false},
 		"the pod is gone":                    {func(f *fixture) { f.delete(nominated) }, false},
@@ -58,14 +58,14 @@ func TestVictimWithoutMemory(t *testing.T) {
 		meanwhile      func(f *fixture, cpu *corev1.Pod)
 		kept, requeued bool
 	}{
-		"it is leaving": {func(f *fixture, _ *corev1.Pod) { f.later(2 * queue.Arrival) }, true, false},
+		"it is leaving": {func(f *fixture, _ *corev1.Pod) { f.later(2 * queue.ArrivalTimeout) }, true, false},
 		"it has ended": {func(f *fixture, cpu *corev1.Pod) {
-			f.later(2 * queue.Arrival)
+			f.later(2 * queue.ArrivalTimeout)
 			f.delete(cpu)
 			f.later(interval)
-			f.later(queue.Arrival)
+			f.later(queue.ArrivalTimeout)
 		}, true, false},
-		"the pod doesn't take the place": {func(f *fixture, cpu *corev1.Pod) { f.delete(cpu); f.later(interval); f.later(queue.Arrival + 1) }, false, true},
+		"the pod doesn't take the place": {func(f *fixture, cpu *corev1.Pod) { f.delete(cpu); f.later(interval); f.later(queue.ArrivalTimeout + 1) }, false, true},
 		"it stays":                       {func(f *fixture, _ *corev1.Pod) { f.later(grace + 2*time.Minute) }, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -180,7 +180,7 @@ func (ps *Preemptors) uselessPause(p *preemptor, slowest phase, now time.Time) t
 		return queue.Retry // The eviction failed, or was not made.
 	case freed && !ps.fits(p.pod, p.node):
 		return queue.Retry // Another pod has taken the card, usually one of higher priority. The preemptor isn't at fault.
-	case freed && now.Sub(p.freedAt) > queue.Arrival:
+	case freed && now.Sub(p.freedAt) > queue.ArrivalTimeout:
 		return queue.LongestPause // Something unknown to the extender keeps the pod off the node.
 	}
 	return 0

@@ -62,7 +62,7 @@ func (x *Executor) inherit(ctx context.Context) (err error) {
 	x.holder = holder
 	for _, g := range groups {
 		g.Message = fmt.Sprintf("Evicted after others for pod %s, of which a former leader of the extender began the evictions", g.For.pod())
-		g.until = now.Add(queue.Arrival)
+		g.until = now.Add(queue.ArrivalTimeout)
 		x.groups[g.id()] = g
 	}
 	return nil

@@ -71,7 +71,7 @@ func TestPause(t *testing.T) {
 	}
 	key := s.created[0].Gang
 	shape := s.manager.Startable(key, s.now).Shape
-	if failures, _ := s.manager.Failures.Of(queue.Profile{Namespace: key.Namespace, ShapeKey: shape}); failures != 11 {
+	if failures, _ := s.manager.Failures.CountOf(queue.Profile{Namespace: key.Namespace, ShapeKey: shape}); failures != 11 {
 		t.Errorf("%d failures of the group's shape", failures)
 	}
 }
@@ -318,7 +318,7 @@ func TestNodeLost(t *testing.T) {
 		if got := fmt.Sprint(s.failures); got != "map[place_lost:1]" {
 			t.Errorf("held %t: %v", held, got)
 		}
-		if held && s.manager.Failures.Any("default") { // Otherwise it had memory for the patience.
+		if held && s.manager.Failures.HasFailuresIn("default") { // Otherwise it had memory for the patience.
 			t.Error("the group has failed")
 		}
 	}

@@ -165,9 +165,9 @@ func (mgr *Manager) rank(r *run) {
 		ID: r.key.ItemID(), Label: "group " + r.key.String(), CompletesGroup: r.counts[bound] > 0, Priority: r.priority(), Entered: r.created,
 	}
 	r.failures = 0
-	if r.phase.isStarting() && mgr.Failures.Any(r.key.Namespace) {
+	if r.phase.isStarting() && mgr.Failures.HasFailuresIn(r.key.Namespace) {
 		var latest time.Time
-		r.failures, latest = mgr.Failures.Of(mgr.profile(r))
+		r.failures, latest = mgr.Failures.CountOf(mgr.profile(r))
 		if latest.After(r.created) {
 			r.item.Entered = latest.Truncate(time.Second) // As times of creation are.
 		}

@@ -54,7 +54,7 @@ func (mgr *Manager) updatePause(r *run, now time.Time) bool {
 
 // pause returns why the run pauses; none if it doesn't, or if fair sharing has granted it places: they would only be unused for longer.
 func (mgr *Manager) pause(r *run, now time.Time) reasons.Group {
-	if !mgr.Failures.Any(r.key.Namespace) || r.needed().any(mgr.isGranted) {
+	if !mgr.Failures.HasFailuresIn(r.key.Namespace) || r.needed().any(mgr.isGranted) {
 		return reasons.Group{}
 	}
 	switch until, behind := mgr.Failures.PauseUntil(mgr.profile(r), mgr.Ledger.HasAwaited(r.item.ID), now); {

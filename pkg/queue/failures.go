@@ -59,19 +59,19 @@ type Failures struct {
 
 // namespaceFailures are the failures of a namespace.
 type namespaceFailures struct {
-	// row are the failures since an item as large as largest, which is what failed, arrived.
-	row     row
+	// streak has the failures of all shapes, and largest is the size of what failed. Both begin again when an item as large arrives.
+	streak  streak
 	largest Size
 	// proven is the size up to which items have arrived since. Nothing of this size has failed since then.
 	proven Size
 	// placed is the ID of the item that is placed, of those that are placed one at a time; empty if none is.
 	placed string
-	// shapes are the failures of each shape since an item of this shape arrived. After failures in a row few are added in an hour, and then forgotten.
-	shapes map[string]*row
+	// shapes has the streak of each shape. It ends when an item of this shape arrives. After failures in a row few are added in an hour, and then forgotten.
+	shapes map[string]*streak
 }
 
-// row are failures without an arrival between them, and the pause after the latest one.
-type row struct {
+// streak is failures without an arrival between them, with the pause after the latest one.
+type streak struct {
 	pause
 	count int
 	// waited is when an item of the shape waited last.
@@ -90,32 +90,31 @@ const (
 )
 
 // add counts a failure of an item that was placed at that time.
-func (r *row) add(id string, placed, now time.Time) {
-	if r.count > 0 && placed.Before(r.began()) {
-		r.until = now.Add(r.length)
+func (s *streak) add(id string, placed, now time.Time) {
+	if s.count > 0 && placed.Before(s.began()) {
+		s.until = now.Add(s.length)
 		return
 	}
-	r.count++
-	r.id, r.placed = id, placed
-	r.pause = r.next(now, minPause, LongestPause)
+	s.count++
+	s.id, s.placed = id, placed
+	s.pause = s.next(now, minPause, LongestPause)
 }
 
 // oneAtATime reports whether the item is one of those that are placed one at a time.
 func (n *namespaceFailures) oneAtATime(i Profile) bool {
-	return n.row.count > 0 && !i.CompletesGroup && !n.proven.covers(i.Size)
+	return n.streak.count > 0 && !i.CompletesGroup && !n.proven.covers(i.Size)
 }
 
-// Any reports whether anything of the namespace has failed.
-func (f *Failures) Any(namespace string) bool {
+// HasFailuresIn reports whether anything of the namespace has failed.
+func (f *Failures) HasFailuresIn(namespace string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.namespaces[namespace] != nil
 }
 
-// PauseUntil records that the item waits, so that the failures of its shape aren't forgotten. It returns until when the item must not be placed; if
-// it may be placed now, a time that isn't after now. behind is true if that is because others of its namespace failed. While another one is placed, the end is
-// unknown, and PauseUntil returns when to call it again at the latest. A broken item only pauses: what is bound of a broken run is evicted soon, and a run
-// that goes on holds its memory anyway. reserved is true if the item has an awaited reservation.
+// PauseUntil records that the item waits, so that the failures of its shape aren't forgotten. It returns when to ask again; until then the item must not
+// be placed. A past time means now. behind is true if the reason is another item's failure. A broken item only pauses: what is bound of a broken run is
+// evicted soon, and a run that goes on holds its memory anyway. reserved is true if the item has an awaited reservation.
 func (f *Failures) PauseUntil(i Profile, reserved bool, now time.Time) (until time.Time, behind bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,9 +131,9 @@ func (f *Failures) PauseUntil(i Profile, reserved bool, now time.Time) (until ti
 	switch {
 	case !n.oneAtATime(i), reserved && shape == nil:
 	case n.placed == "" && shape != nil:
-		next = n.row.until.Add(n.row.length)
+		next = n.streak.until.Add(n.streak.length)
 	case n.placed == "":
-		next = n.row.until
+		next = n.streak.until
 	case n.placed != i.ID:
 		next = now.Add(minPause)
 	}
@@ -144,8 +143,8 @@ func (f *Failures) PauseUntil(i Profile, reserved bool, now time.Time) (until ti
 	return next, shape == nil || n.placed != ""
 }
 
-// Of returns how often items of this shape have failed since one arrived, and when the latest one did.
-func (f *Failures) Of(i Profile) (failures int, latest time.Time) {
+// CountOf returns how often items of this shape have failed since one arrived, and when the latest one did.
+func (f *Failures) CountOf(i Profile) (failures int, latest time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.namespaces[i.Namespace]; n != nil && n.shapes[i.ShapeKey] != nil {
@@ -186,11 +185,11 @@ func (f *Failures) Arrived(i Profile) {
 		n.placed = ""
 	}
 	if i.Size.covers(n.largest) {
-		n.row, n.largest, n.proven, n.placed = row{}, Size{}, Size{}, ""
+		n.streak, n.largest, n.proven, n.placed = streak{}, Size{}, Size{}, ""
 	} else {
 		n.proven = n.proven.max(i.Size)
 	}
-	if n.row.count == 0 && len(n.shapes) == 0 {
+	if n.streak.count == 0 && len(n.shapes) == 0 {
 		delete(f.namespaces, i.Namespace)
 	}
 }
@@ -205,10 +204,10 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 		if f.namespaces == nil {
 			f.namespaces = map[string]*namespaceFailures{}
 		}
-		n = &namespaceFailures{shapes: map[string]*row{}}
+		n = &namespaceFailures{shapes: map[string]*streak{}}
 		f.namespaces[i.Namespace] = n
 	}
-	n.row.add(i.ID, placed, now)
+	n.streak.add(i.ID, placed, now)
 	n.largest = n.largest.max(i.Size)
 	if n.proven.covers(i.Size) {
 		n.proven = Size{}
@@ -217,7 +216,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 		n.placed = ""
 	}
 	if n.shapes[i.ShapeKey] == nil {
-		n.shapes[i.ShapeKey] = &row{}
+		n.shapes[i.ShapeKey] = &streak{}
 	}
 	n.shapes[i.ShapeKey].add(i.ID, placed, now)
 }
@@ -229,12 +228,12 @@ func (f *Failures) forget(now time.Time) {
 	}
 	f.forgot = now
 	for name, n := range f.namespaces {
-		for shape, r := range n.shapes {
-			if now.Sub(r.began()) > forgetAfter && now.Sub(r.waited) > forgetAfter {
-				delete(n.shapes, shape)
+		for key, shape := range n.shapes {
+			if now.Sub(shape.began()) > forgetAfter && now.Sub(shape.waited) > forgetAfter {
+				delete(n.shapes, key)
 			}
 		}
-		if n.placed == "" && now.Sub(n.row.began()) > forgetAfter && len(n.shapes) == 0 {
+		if n.placed == "" && now.Sub(n.streak.began()) > forgetAfter && len(n.shapes) == 0 {
 			delete(f.namespaces, name)
 		}
 	}
@@ -254,14 +253,14 @@ func (f *Failures) SchedulerSeen(namespace string, ids []string, now time.Time) 
 	if n == nil {
 		return
 	}
-	whileAway := func(r *row) bool {
-		return slices.Contains(ids, r.id) && r.placed.After(f.awaySince) && !r.began().After(f.awayUntil)
+	whileAway := func(s *streak) bool {
+		return slices.Contains(ids, s.id) && s.placed.After(f.awaySince) && !s.began().After(f.awayUntil)
 	}
-	maps.DeleteFunc(n.shapes, func(_ string, r *row) bool { return whileAway(r) })
-	if whileAway(&n.row) {
-		n.row, n.largest, n.proven = row{}, Size{}, Size{}
+	maps.DeleteFunc(n.shapes, func(_ string, s *streak) bool { return whileAway(s) })
+	if whileAway(&n.streak) {
+		n.streak, n.largest, n.proven = streak{}, Size{}, Size{}
 	}
-	if n.row.count == 0 && len(n.shapes) == 0 {
+	if n.streak.count == 0 && len(n.shapes) == 0 {
 		delete(f.namespaces, namespace)
 	}
 }

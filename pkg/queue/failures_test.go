@@ -70,10 +70,10 @@ func TestPauses(t *testing.T) {
 	if got, want := fmt.Sprint(got), "[0s 1s 2s 4s 8s 16s 32s 1m4s 2m8s 4m16s 8m32s 10m0s 10m0s]"; got != want {
 		t.Errorf("pauses %s, want %s", got, want)
 	}
-	if n, at := s.Of(item("other", "shape", 8)); n != 13 || at != s.now {
+	if n, at := s.CountOf(item("other", "shape", 8)); n != 13 || at != s.now {
 		t.Errorf("%d have failed, the latest at %v, want 13 and %v", n, at, s.now)
 	}
-	if n, at := s.Of(item("other", "another", 8)); n != 0 || !at.IsZero() {
+	if n, at := s.CountOf(item("other", "another", 8)); n != 0 || !at.IsZero() {
 		t.Errorf("of another shape, %d have failed, the latest at %v", n, at)
 	}
 }
@@ -134,7 +134,7 @@ func TestTriedBeforeItFailed(t *testing.T) {
 		s.now = s.now.Add(KubeSchedulerRetries + time.Second)
 		event()
 	}
-	if failures, _ := s.Of(group); failures != 1 {
+	if failures, _ := s.CountOf(group); failures != 1 {
 		t.Errorf("%d failures are remembered", failures)
 	}
 }
@@ -323,7 +323,7 @@ func TestForgottenInQuiet(t *testing.T) {
 	if waits := s.waits(mended); waits > 0 {
 		t.Errorf("it waits for %v", waits)
 	}
-	if failures, _ := s.Of(mended); failures > 0 {
+	if failures, _ := s.CountOf(mended); failures > 0 {
 		t.Errorf("%d failures are remembered", failures)
 	}
 }

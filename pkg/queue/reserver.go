@@ -249,7 +249,7 @@ func (p *pass) failIfLate(item *Item, c *choice, fits bool) bool {
 	if c.freeSince.IsZero() {
 		c.freeSince = p.now
 	}
-	if p.now.Sub(c.freeSince) < Arrival {
+	if p.now.Sub(c.freeSince) < ArrivalTimeout {
 		return false
 	}
 	p.Failures.Failed(c.profile, c.freeSince, p.now)

@@ -201,7 +201,7 @@ func TestReserverArrival(t *testing.T) {
 	f.pass(0, "pod n1:16")
 	f.ledger.Remove("a")
 	f.pass(time.Minute, "pod n1:16")
-	f.pass(Arrival-time.Second, "pod n1:16")
+	f.pass(ArrivalTimeout-time.Second, "pod n1:16")
 	f.pass(time.Second)
 	f.run("b", "n1", 0, 4, time.Minute)
 	f.pass(time.Second)
@@ -211,7 +211,7 @@ func TestReserverArrival(t *testing.T) {
 	f.run("pod", "n1", 0, 16, 0)
 	f.items = nil
 	f.pass(time.Second)
-	if failures, _ := f.Failures.Of(item.Profile); failures > 0 {
+	if failures, _ := f.Failures.CountOf(item.Profile); failures > 0 {
 		t.Errorf("%d failures are counted, although it has arrived since", failures)
 	}
 }
@@ -225,7 +225,7 @@ func TestReserverGivenUp(t *testing.T) {
 	f.pass(0, "first n1:16")
 	f.ledger.Remove("a")
 	f.pass(time.Second, "first n1:16")
-	f.pass(Arrival, "second n1:15")
+	f.pass(ArrivalTimeout, "second n1:15")
 }
 
 // A small item that fails again and again, and arrives in between, doesn't end the reservation of a large one of its namespace.

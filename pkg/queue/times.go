@@ -7,10 +7,10 @@ import (
 
 // The times that several packages share. Others are options that users know, such as the patience.
 const (
-	// Arrival is how long memory that is free is kept for an item whose pods don't come: longer than kube-scheduler's longest back-off by default
+	// ArrivalTimeout is how long memory that is free is kept for an item whose pods don't come: longer than kube-scheduler's longest back-off by default
 	// (podMaxBackoffSeconds), also if many pods wait. Then something unknown keeps them away. It is also for how long evictions are awaited after
 	// the deletion timestamps of the victims.
-	Arrival = time.Minute
+	ArrivalTimeout = time.Minute
 	// Retry is the time between two attempts of what failed and can succeed at any moment: a write that was rejected, a choice of nodes that are full.
 	// It is the first pause of most Pauses.
 	Retry = 5 * time.Second

@@ -353,7 +353,7 @@ func (n *Nominator) expired() (pods []*clustercache.PodInfo) {
 	now := n.Clock.Now()
 	for uid, p := range n.pods {
 		pod, pending := n.Cache.PendingPod(uid)
-		if !pending || p.state != nominated || now.Sub(p.at) <= queue.Arrival {
+		if !pending || p.state != nominated || now.Sub(p.at) <= queue.ArrivalTimeout {
 			continue
 		}
 		if !slices.ContainsFunc(n.Cache.PodsOn(p.node), func(other *clustercache.PodInfo) bool { return other.Leaving && other.Priority < pod.Priority }) {

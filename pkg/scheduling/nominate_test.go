@@ -250,7 +250,7 @@ func TestExpiredNomination(t *testing.T) {
 				f.wantNominated("at first", "p=n1")
 			}
 			f.report(test.reported...)
-			f.clock.Step(2 * queue.Arrival)
+			f.clock.Step(2 * queue.ArrivalTimeout)
 			f.wantNominated("and removed", test.want...)
 		})
 	}
@@ -302,7 +302,7 @@ func TestNominationWithoutAnswerExpires(t *testing.T) {
 	f.request(pod)
 	f.wantNominated("at first", "p=n1")
 	f.report(fake.Edited(pod, fake.Nominated("n1")))
-	f.clock.Step(2 * queue.Arrival)
+	f.clock.Step(2 * queue.ArrivalTimeout)
 	f.server.Answer(fake.Answers{})
 	f.wantNominated("and removed", "p=", "p=n1")
 }

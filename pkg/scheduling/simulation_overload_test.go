@@ -55,7 +55,7 @@ func TestSteadyOverload(t *testing.T) {
 			if all > int(most*overloadTenants*int64(lasts)/int64(day)) || long && from > most {
 				t.Errorf("%d evictions in %v, %d of one tenant", all, lasts, from)
 			}
-			if bound := o.fair.reclaimAfter + o.fair.minRuntime + longestGrace + queue.Arrival; o.longest > bound {
+			if bound := o.fair.reclaimAfter + o.fair.minRuntime + longestGrace + queue.ArrivalTimeout; o.longest > bound {
 				t.Errorf("a tenant was below its share for %v, the bound is %v", o.longest, bound)
 			}
 			if o.violation != "" {
