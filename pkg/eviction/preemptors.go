@@ -11,6 +11,7 @@ import (
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
+	"github.com/gpushare/gpushare/pkg/preemption"
 	"github.com/gpushare/gpushare/pkg/queue"
 )
 
@@ -55,7 +56,7 @@ type preemptor struct {
 	// nominated is the node of the pod's nomination when the preemptor began. It is node itself if kube-scheduler evicted the victims, else no
 	// longer valid.
 	nominated string
-	// awaited is true if VictimsSuffice or KeepIfRepeated has made kube-scheduler evict no other pods. Then the pod is requeued at the end.
+	// awaited is true if VictimsSuffice, KeepIfRepeated or OnlyTakenPlace has made kube-scheduler evict no other pods. Then the pod is requeued at the end.
 	awaited bool
 }
 
@@ -125,6 +126,21 @@ func (ps *Preemptors) TakePlace(pod *clustercache.PodInfo, node string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.reserve(&preemptor{pod: pod.Pod, node: node, nominated: pod.NominatedNode, freedAt: ps.Clock.Now()})
+}
+
+// OnlyTakenPlace removes the other nodes from the proposal of a preempt call if it names one on which TakePlace keeps a place for the pod: it needs no
+// memory of other pods. kube-scheduler retries the pod when the binds of the groups' members are rejected, or when the victims on that node have ended.
+func (ps *Preemptors) OnlyTakenPlace(pod *clustercache.PodInfo, proposed map[string]preemption.Victims) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.all[pod.UID]
+	if p == nil || len(p.victims) > 0 || !slices.Contains([]string{"", p.nominated, p.node}, pod.NominatedNode) {
+		return
+	}
+	if _, offered := proposed[p.node]; offered {
+		p.awaited = true
+		maps.DeleteFunc(proposed, func(node string, _ preemption.Victims) bool { return node != p.node })
+	}
 }
 
 // Renew reports whether a card is reserved for the preemptor, and renews that reservation, because kube-scheduler may

@@ -1,11 +1,12 @@
 package scheduling
 
 import (
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpushare/gpushare/pkg/gang"
@@ -16,35 +17,39 @@ import (
 )
 
 // A pod of higher priority takes the reserved places of a group. Its place is kept, though it isn't bound yet, until it had time to take it. Preempt names
-// no member whose bind is held.
+// no member whose bind is held, and no pods of other nodes: the pod needs none of them.
 func TestDisplacerKeepsPlace(t *testing.T) {
 	filter := func(g *gangFixture, pod *corev1.Pod) {
 		if got := g.filter(pod, "n1").Names(); len(got) != 1 {
 			g.t.Errorf("the pod may go to %v, want n1", got)
 		}
 	}
-	preempt := func(proposal, want []gpu.PodUID) func(*gangFixture, *corev1.Pod) {
+	type victims = map[string]preemption.Victims
+	elsewhere := preemption.Victims{Pods: []gpu.PodUID{"uid-v"}}
+	preempt := func(proposal preemption.Victims, want victims) func(*gangFixture, *corev1.Pod) {
 		return func(g *gangFixture, pod *corev1.Pod) {
 			for range 2 { // kube-scheduler may ask again before the members have left its cache.
-				got, err := g.Preempt(g.t.Context(), pod, map[string]preemption.Victims{"n1": {Pods: proposal}})
-				if err != nil || !slices.Equal(got["n1"].Pods, want) {
-					g.t.Errorf("victims %v, want %v: %v", got["n1"].Pods, want, err)
-				}
+				g.preempt(pod, victims{"n1": proposal, "n2": elsewhere}, want)
 			}
 		}
 	}
-	member, other := []gpu.PodUID{"uid-job-0"}, []gpu.PodUID{"uid-cpu"}
+	member, other := preemption.Victims{Pods: []gpu.PodUID{"uid-job-0"}}, preemption.Victims{Pods: []gpu.PodUID{"uid-cpu"}}
 	for name, test := range map[string]struct {
 		priority int32
 		call     func(g *gangFixture, pod *corev1.Pod)
 	}{
 		"in filter":  {5, filter},
 		"in preempt": {5, preempt(member, nil)},
-		"in preempt, victims for other resources": {5, preempt(other, other)},
-		"in preempt, of equal priority":           {0, preempt(member, nil)},
+		"in preempt, victims for other resources": {5, preempt(other, victims{"n1": other})},
+		"in preempt, and kube-scheduler rejects the node then": {5, func(g *gangFixture, pod *corev1.Pod) {
+			preempt(member, nil)(g, pod)
+			g.preempt(pod, victims{"n2": elsewhere}, victims{"n2": elsewhere})
+		}},
+		"in preempt, of equal priority": {0, preempt(member, victims{"n2": elsewhere})},
 	} {
 		t.Run(name, bubble(func(t *testing.T) {
-			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)))
+			g := startGang(t, GangOptions{}, fake.Pod("cpu", 0, fake.On("n1"), fake.CPU(8)),
+				fake.Node("n2", 16), fake.Pod("v", 16, fake.Bound("n2", 0), fake.Priority(-1)))
 			g.startBinds(t.Context(), 0, 1)
 			g.awaitHeld(2)
 			single := fake.Pod("single", 16, fake.Priority(test.priority))
@@ -59,6 +64,15 @@ func TestDisplacerKeepsPlace(t *testing.T) {
 			filter(g, single)
 			g.pass("the group's plan", func() bool { return g.allocation("uid-job-0") != "none" })
 		}))
+	}
+}
+
+// preempt makes a preempt call and compares the answer.
+func (g *gangFixture) preempt(pod *corev1.Pod, proposed, want map[string]preemption.Victims) {
+	g.t.Helper()
+	got, err := g.Preempt(g.t.Context(), pod, proposed)
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || err != nil {
+		g.t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
 

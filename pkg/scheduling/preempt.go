@@ -48,6 +48,7 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		return nil, nil // The pod is requeued when they are gone.
 	}
 	s.displace(pod, slices.Sorted(maps.Keys(proposed)))
+	s.preemptors.OnlyTakenPlace(pod, proposed)
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
