@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -121,6 +122,10 @@ func TestOutcomeOf(t *testing.T) {
 			err := newClient(t, server.URL).Bind(ctx, newBinding())
 			if got := OutcomeOf(err); got != test.want {
 				t.Errorf("outcome %d, want %d: %v", got, test.want, err)
+			}
+			// Package eviction distinguishes calls without an answer in time from others without one.
+			if late := errors.Is(err, context.DeadlineExceeded); late != (name == "no answer comes before the deadline") {
+				t.Errorf("past its deadline: %t, %v", late, err)
 			}
 			if n := calls.Load(); n != 1 {
 				t.Errorf("sent %d times, want once", n)

@@ -190,6 +190,12 @@ func answered(err error) bool {
 		(!apierrors.IsTooManyRequests(err) || byBudget(err))
 }
 
+// timedOut reports whether no answer to the request of an eviction came in time. The pod was read right before, so it is likely that the API server works,
+// and waits for a webhook that concerns such pods.
+func timedOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errUnread)
+}
+
 // byBudget reports whether a disruption budget forbids the eviction. An overloaded API server answers with the same status, but without
 // this cause (k8s.io/kubernetes pkg/registry/core/pod/storage/eviction.go, createTooManyRequestsError).
 func byBudget(err error) bool { return apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) }

@@ -83,7 +83,7 @@ type Executor struct {
 	unwritten bool
 	// asked is when the eviction of each pod was last requested, unless the API server has refused it.
 	asked map[gpu.PodUID]time.Time
-	// spared are the victims whose eviction was refused, for a while.
+	// spared are the victims whose eviction was refused or got no answer in time, for a while.
 	spared queue.Pauses[gpu.PodUID]
 }
 
@@ -157,8 +157,8 @@ func (x *Executor) Ready() bool {
 	return x.holder != ""
 }
 
-// DryRun reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused
-// stays out of plans for a while.
+// DryRun reports whether the API server would evict each of the victims that still run. It returns the first error. A victim whose eviction is refused, or
+// gets no answer in time, stays out of plans for a while.
 func (x *Executor) DryRun(ctx context.Context, victims []Victim) error {
 	return x.forEach(victims, func(v Victim, pod gpu.Pod) error {
 		_, _, err := x.try(ctx, v, pod, true)
@@ -398,14 +398,16 @@ func (x *Executor) mayEvict(uid gpu.PodUID, budgets []int) bool {
 	return !x.spared.Has(uid, x.Clock.Now())
 }
 
-// refuse keeps a victim out of plans for a while if the API server has refused its eviction.
+// refuse keeps a victim out of plans for a while if the API server has refused its eviction, or has not answered in time.
 func (x *Executor) refuse(v Victim, err error) {
-	if !answered(err) {
-		return
-	}
 	least := queue.LongestPause
+	switch {
+	case timedOut(err):
+		least = queue.Arrival // Longer than an attempt in which many of them time out.
+	case !answered(err):
+		return
 	// The API server fails, or can't reach a webhook: perhaps for all pods, and not for long.
-	if apierrors.ReasonForError(err) == metav1.StatusReasonInternalError {
+	case apierrors.ReasonForError(err) == metav1.StatusReasonInternalError:
 		least = queue.Retry
 	}
 	x.mu.Lock()

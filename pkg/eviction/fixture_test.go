@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ var (
 	begin      = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	recordName = types.NamespacedName{Namespace: "gpushare", Name: "evictions"}
 	errLost    = fmt.Errorf("reading the answer: %w", io.ErrUnexpectedEOF)
+	errTimeout = &url.Error{Op: "Post", URL: "https://192.0.2.1/api/v1/", Err: context.DeadlineExceeded}
 )
 
 // cluster implements Cache. A test reports pods to it and to the ledger.

@@ -47,8 +47,10 @@ type OveruseEvictor struct {
 	groups OveruseGroups
 	// Only Run uses the fields below.
 
-	// spared are the pods whose eviction was refused, for a while.
+	// spared are the pods whose eviction was refused or got no answer in time, for a while.
 	spared queue.Pauses[gpu.PodUID]
+	// timedOut is when the eviction of a pod of each node last got no answer in time. While it can still take effect, no other pod of the node is evicted.
+	timedOut map[string]time.Time
 	// cards are those with a pod at the last step, by node and index, on nodes where a pod may use more than it requests; nil if that step wasn't made
 	// as the leader.
 	cards map[string]map[int]cardSeen
@@ -64,7 +66,7 @@ type cardSeen struct {
 
 // NewOveruseEvictor returns an OveruseEvictor. It evicts nothing before Run.
 func NewOveruseEvictor(o Options, groups OveruseGroups) *OveruseEvictor {
-	return &OveruseEvictor{evictor: evictor{o}, groups: groups, spared: queue.Pauses[gpu.PodUID]{}}
+	return &OveruseEvictor{evictor: evictor{o}, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, timedOut: map[string]time.Time{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -81,6 +83,7 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 	over := o.Cache.MayOveruse()
 	o.spared.Prune(now, queue.LongestPause)
+	maps.DeleteFunc(o.timedOut, func(_ string, at time.Time) bool { return now.Sub(at) > o.AnswerLost })
 	seen, reported := map[string]map[int]cardSeen{}, sets.New[string]()
 	for _, pod := range over {
 		if seen[pod.Node] == nil {
@@ -92,6 +95,9 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 	o.cards = seen
 	for _, name := range sets.List(reported) { // No other node has a victim.
+		if _, waits := o.timedOut[name]; waits {
+			continue
+		}
 		for _, victim := range o.choose(name, o.Cache.PodsOn(name), now) {
 			// victims can have a pod several times, once for each card.
 			if !o.spared.Has(victim.pod.UID, now) && o.evict(ctx, victim) {
@@ -324,6 +330,11 @@ func (o *OveruseEvictor) evict(ctx context.Context, v share) (wait bool) {
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted", "result", resultOf(err))
 		return false
 	default:
+		if timedOut(err) {
+			now := o.Clock.Now()
+			o.timedOut[v.pod.Node] = now
+			o.spared.Extend(pod.UID, now, 2*o.AnswerLost, queue.LongestPause) // Other pods of the node get their turn.
+		}
 		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
 	}
 	return true

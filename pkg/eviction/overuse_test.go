@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -637,6 +638,61 @@ func TestOverusersGone(t *testing.T) {
 	}
 	if len(m.overuser.spared) > 0 {
 		t.Errorf("spared: %v", m.overuser.spared)
+	}
+}
+
+// overusers is a cluster that knows which of its pods may use more than they request.
+type overusers struct{ *cluster }
+
+func (c overusers) MayOveruse() []*clustercache.PodInfo {
+	return mayOveruse(slices.Collect(maps.Values(c.pods)))
+}
+
+func (c overusers) Membership(gpu.PodUID) (member, whole bool) { return false, false }
+
+// TestOverusersTimeout: no answer to the eviction of a pod comes in time. That delays no other node. The next pod of its card is evicted once that eviction
+// can't take effect any more, unless it did.
+func TestOverusersTimeout(t *testing.T) {
+	for made, want := range map[bool][]string{false: {"a1", "b", "a2"}, true: {"a1", "b"}} {
+		over := func(name, node string, used int64, age time.Duration) *corev1.Pod {
+			report := protocol.Overuse{Since: begin, At: begin, Cards: map[int]protocol.CardOveruse{0: {Used: used, Requested: 4}}}
+			return fake.Pod(name, 4, fake.Bound(node, 0), fake.Annotation(protocol.AnnotationOveruse, report.Annotation()),
+				fake.Annotation(protocol.AnnotationAssumeTime, strconv.FormatInt(begin.Add(-age).UnixNano(), 10)))
+		}
+		pods := []*corev1.Pod{
+			over("a1", "n1", 12, 0), over("a2", "n1", 6, time.Hour), fake.Pod("a3", 4, fake.Bound("n1", 0)),
+			over("b", "n2", 12, 0), fake.Pod("b2", 8, fake.Bound("n2", 0)),
+		}
+		c := overusers{newCluster(fake.Node("n1", 16), fake.Node("n2", 16))}
+		clock, server, times := clocktesting.NewFakeClock(begin), fake.NewServer(), map[string]time.Duration{}
+		for _, pod := range pods {
+			c.report(pod)
+			server.Set(pod)
+		}
+		server.Answer(fake.Answers{Evict: func(pod gpu.Pod, _ bool) error {
+			times[pod.Name] = clock.Since(begin)
+			leaving := fake.Edited(pods[slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == pod.Name })], fake.Terminating(clock.Now()))
+			if pod.Name != "a1" {
+				c.report(leaving)
+				return nil
+			}
+			if made {
+				server.Set(leaving)
+			}
+			return errTimeout
+		}})
+		o := NewOveruseEvictor(Options{
+			API: server, Cache: c, Recorder: record.NewFakeRecorder(10), Observer: &fake.Observer{}, AnswerLost: 30 * time.Second,
+			Leading: func() error { return nil }, Clock: clock,
+		}, c)
+		for range 10 {
+			o.Tick(t.Context())
+			clock.Step(queue.Retry)
+		}
+		check.Equal(t, fmt.Sprintf("made %t: evicted", made), want, server.Calls().Evicted)
+		if times["b"] > queue.Retry || !made && times["a2"] <= o.AnswerLost {
+			t.Errorf("made %t: evicted at %v", made, times)
+		}
 	}
 }
 

@@ -103,7 +103,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 		err = r.executor.DryRun(ctx, victims(plan))
 		if err == nil {
 			return plan, true, nil
-		} else if !answered(err) {
+		} else if !answered(err) && !timedOut(err) {
 			return plan, false, err
 		}
 	}

@@ -112,6 +112,12 @@ func TestReclaimer(t *testing.T) {
 		}
 	}
 	lost := func(gpu.Pod, bool) error { return errLost }
+	hangs := func(pod gpu.Pod, _ bool) error {
+		if pod.Name == "b2" {
+			return errTimeout
+		}
+		return nil
+	}
 	for name, tc := range map[string]struct {
 		change  func(f *reclaimFixture)
 		made    bool
@@ -120,6 +126,8 @@ func TestReclaimer(t *testing.T) {
 	}{
 		"a dry run, and then the eviction of the newest": {nil, true, []string{"?b2", "b2"}, map[string]int{"reclaimed evicted": 1, "reclaimed memory": 8}},
 		"a refused victim is replaced":                   {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b2")}) }, true, []string{"?b2", "?b1", "b1"}, map[string]int{"reclaimed evicted": 1}},
+		"a victim whose webhook hangs is replaced": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: hangs}) }, true,
+			[]string{"?b2", "?b1", "b1"}, nil},
 		"all are refused": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b1", "b2", "b3")}) }, false,
 			[]string{"?b2", "?b1", "?b3"}, map[string]int{"reclaimed refused": 1}},
 		"the API server is away":             {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: lost}) }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},
