@@ -85,6 +85,8 @@ type Options struct {
 	API    API
 	Ledger *ledger.Ledger
 	Cache  Cache
+	// OnlyFinish is true if no pods are evicted for others any more. An Executor then only finishes what former leaders have begun.
+	OnlyFinish bool
 	// PodGroups is used by Preemptors.
 	PodGroups PodGroups
 	Recorder  record.EventRecorder

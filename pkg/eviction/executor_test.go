@@ -11,7 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/record"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -33,6 +35,8 @@ type executions struct {
 	victims  []Victim
 	// refused are the pods whose eviction is refused, except for dry runs.
 	refused string
+	// onlyFinish is true once evictions for others are turned off.
+	onlyFinish bool
 }
 
 func newExecutions(t *testing.T) *executions {
@@ -49,21 +53,24 @@ func newExecutions(t *testing.T) *executions {
 	f.victims = []Victim{
 		{Pods: []PodID{p(0), p(1), p(2)}, For: p(4), Message: "Evicted", Cause: ByShare}, {Pods: []PodID{p(3)}, For: p(4), Message: "Evicted", Cause: ByShare},
 	}
-	f.server.Answer(fake.Answers{Evict: func(pod gpu.Pod, dryRun bool) error {
-		switch {
-		case dryRun:
-		case strings.Contains(f.refused, pod.Name):
-			return budgetRefusal()
-		default:
-			for _, object := range f.pods {
-				if object.Name == pod.Name {
-					f.server.Set(fake.Edited(object, fake.Terminating(f.clock.Now().Add(30*time.Second))))
-				}
+	f.server.Answer(fake.Answers{Evict: f.answer})
+	return f
+}
+
+// answer is the API server's answer to an eviction.
+func (f *executions) answer(pod gpu.Pod, dryRun bool) error {
+	switch {
+	case dryRun:
+	case strings.Contains(f.refused, pod.Name):
+		return budgetRefusal()
+	default:
+		for _, object := range f.pods {
+			if object.Name == pod.Name {
+				f.server.Set(fake.Edited(object, fake.Terminating(f.clock.Now().Add(30*time.Second))))
 			}
 		}
-		return nil
-	}})
-	return f
+	}
+	return nil
 }
 
 // process returns an Executor that leads from now on. Its cache has what the API server has now.
@@ -76,6 +83,7 @@ func (f *executions) process(api API) *Executor {
 	x := NewExecutor(Options{
 		API: api, Ledger: c.ledger, Cache: c, Recorder: record.NewFakeRecorder(100), Observer: f.observer, Reclaims: f.observer,
 		AnswerLost: time.Minute, Leading: func() error { return nil }, Clock: f.clock, NewGroup: func(int) background.Group { return &inline{} },
+		OnlyFinish: f.onlyFinish,
 	}, recordName)
 	x.Tick(context.Background())
 	return x
@@ -384,6 +392,47 @@ func TestExecutorMemberEnds(t *testing.T) {
 	}
 	if recorded == 0 {
 		t.Error("no leader died between the record and the first eviction")
+	}
+}
+
+// Evictions for others are turned off, with or without the right to the record. What a former leader has begun is finished, and nothing else is written.
+func TestExecutorOnlyFinishes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		begun, forbidden bool
+		running          string
+		writes           int
+	}{
+		"a group is evicted in part": {begun: true, running: "s", writes: 2},
+		"no group is":                {running: "g1 g2 g3 s"},
+		"there is no right to it":    {begun: true, forbidden: true, running: "g2 s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newExecutions(t)
+			if x := f.process(f.server); tc.begun {
+				f.refused = "g2 s"
+				_, _ = f.evict(x)
+				f.refused = ""
+			}
+			writes := 0
+			f.server.Answer(fake.Answers{Evict: f.answer, Record: func(verb string) error {
+				if tc.forbidden {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, recordName.Name, nil)
+				}
+				if verb != "get" {
+					writes++
+				}
+				return nil
+			}})
+			f.onlyFinish = true
+			x := f.process(f.server)
+			f.later(x, time.Minute)
+			if got := f.running(); got != tc.running || writes != tc.writes || !x.Ready() {
+				t.Errorf("%q run, want %q; %d writes, want %d; ready %t", got, tc.running, writes, tc.writes, x.Ready())
+			}
+			if failed := f.observer.Counts()["record failed"]; failed > 0 {
+				t.Errorf("%d failures are counted", failed)
+			}
+		})
 	}
 }
 

@@ -43,7 +43,10 @@ func (x *Executor) inherit(ctx context.Context) (err error) {
 		}
 	}()
 	object, err := x.readRecord(ctx)
-	if err != nil {
+	switch {
+	case x.OnlyFinish && apierrors.IsForbidden(err): // As without the right to evict, which isn't needed then.
+		object = &corev1.ConfigMap{}
+	case err != nil:
 		return err
 	}
 	groups, err := decodeGroups(object.Data[keyGroups])
@@ -54,8 +57,10 @@ func (x *Executor) inherit(ctx context.Context) (err error) {
 	}
 	now, holder := x.Clock.Now(), string(uuid.NewUUID())
 	groups = slices.DeleteFunc(groups, func(g *group) bool { return now.Sub(g.Began) > outdatedAfter })
-	if err := x.patchRecord(ctx, object, holder, groups); err != nil {
-		return err
+	if len(groups) > 0 || !x.OnlyFinish {
+		if err := x.patchRecord(ctx, object, holder, groups); err != nil {
+			return err
+		}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

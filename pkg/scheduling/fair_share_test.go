@@ -1,6 +1,7 @@
 package scheduling
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,10 +15,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/diagnosis"
 	"github.com/gpushare/gpushare/pkg/dispatch"
+	"github.com/gpushare/gpushare/pkg/eviction"
 	"github.com/gpushare/gpushare/pkg/fairshare"
 	"github.com/gpushare/gpushare/pkg/gpu"
 	"github.com/gpushare/gpushare/pkg/ledger"
@@ -282,5 +285,23 @@ func TestChargeEndsDuringBind(t *testing.T) {
 		claim.End()
 		f.wantSettled(pod, "none")
 		f.pass("the pod to pass on the other node", func() bool { return len(f.filter(pod, "n1").Passed) > 0 })
+	})
+}
+
+// Reclaim is turned off while a group is evicted: the first leader without it evicts the rest.
+func TestReclaimTurnedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := fake.Pod("left", 8, fake.Bound("n1", 0))
+		f := newFixture(t, Options{EvictionRecord: types.NamespacedName{Namespace: "kube-system", Name: "evictions"}}, fake.Node("n1", 16), left)
+		record, err := f.server.CreateConfigMap(t.Context(), f.EvictionRecord.Namespace, f.EvictionRecord.Name)
+		check.Must(t, err)
+		pods := eviction.IDs(protocol.Pod(fake.Pod("evicted", 8)), protocol.Pod(left))
+		groups, err := json.Marshal([]any{map[string]any{"pods": pods, "began": begin.Add(-time.Minute)}})
+		check.Must(t, err)
+		_, err = f.server.PatchConfigMap(t.Context(), record.Namespace, record.Name, record.ResourceVersion, map[string]string{"groups": string(groups)})
+		check.Must(t, err)
+		f.run()
+		f.awaitSync()
+		f.pass("the eviction", func() bool { return slices.Equal(f.server.Calls().Evicted, []string{"left"}) })
 	})
 }

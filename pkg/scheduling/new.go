@@ -62,7 +62,8 @@ func newScheduler(o Options, cache clusterCache) (*Scheduler, error) {
 	evictions := eviction.Options{
 		API: o.API, Ledger: s.ledger, Cache: s.cache, Recorder: o.Recorder, Observer: o.Observer,
 		AnswerLost: s.BindDeadline(), Leading: o.Leading, Clock: o.Clock, NewGroup: o.newGroup, Reclaims: o.FairShare.Observer,
-		PodGroups: func(uid gpu.PodUID) (gang.PodGroup, bool) { return s.groups.manager.PodGroupOf(uid) },
+		OnlyFinish: !s.evictsForOthers(),
+		PodGroups:  func(uid gpu.PodUID) (gang.PodGroup, bool) { return s.groups.manager.PodGroupOf(uid) },
 	}
 	s.executor = eviction.NewExecutor(evictions, o.EvictionRecord)
 	s.preemptors = eviction.NewPreemptors(s.executor, o.EvictFragmented, func() { s.requeue.RequeueAll("") })

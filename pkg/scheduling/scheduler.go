@@ -144,10 +144,7 @@ func (s *Scheduler) view() ledger.View {
 
 // Run keeps the cache in step with the API server, and runs the loops of all parts, until ctx ends.
 func (s *Scheduler) Run(ctx context.Context) error {
-	loops := []func(context.Context) error{s.cache.Run, s.binder.Run, s.requeue.Run, s.nominator.Run, s.preemptors.Run, s.waiting.run}
-	if s.evictsForOthers() {
-		loops = append(loops, s.executor.Run)
-	}
+	loops := []func(context.Context) error{s.cache.Run, s.binder.Run, s.requeue.Run, s.nominator.Run, s.executor.Run, s.preemptors.Run, s.waiting.run}
 	if s.expectations != nil {
 		loops = append(loops, s.expectations.run)
 	}
