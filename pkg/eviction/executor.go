@@ -403,7 +403,7 @@ func (x *Executor) refuse(v Victim, err error) {
 	least := queue.LongestPause
 	switch {
 	case timedOut(err):
-		least = queue.Arrival // Longer than an attempt in which many of them time out.
+		least = queue.ArrivalTimeout // Longer than an attempt in which many of them time out.
 	case !answered(err):
 		return
 	// The API server fails, or can't reach a webhook: perhaps for all pods, and not for long.
