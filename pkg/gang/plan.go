@@ -159,8 +159,8 @@ func (mgr *Manager) take(
 			mgr.work += len(set)
 		}
 	}
-	for _, r := range runs[:yielded] {
-		if r != nil {
+	for _, i := range yielded {
+		if r := runs[i]; r != nil {
 			mgr.abandonPlan(r, reasons.GroupGaveWay, now)
 		}
 	}

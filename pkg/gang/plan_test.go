@@ -121,6 +121,27 @@ func TestOppositeOrder(t *testing.T) {
 	}
 }
 
+// TestGivesWayIfNeeded: of two groups that go after it, a group ends the plan of the one whose nodes it can use, not that of the last one.
+func TestGivesWayIfNeeded(t *testing.T) {
+	s := newFixture(t)
+	plan := func(name, node string, priority int32) *pod {
+		for range 2 {
+			s.add(Member{Pod: gpu.Pod{Request: 16, Priority: priority}, Gang: Key{Namespace: s.namespace, Name: name}, Size: 2, Template: name})
+		}
+		m := s.created[len(s.created)-1]
+		s.manager.filterAll(m.UID, []string{node}, s.now)
+		s.now = s.now.Add(time.Second)
+		return m
+	}
+	second, last, first := plan("second", "n1", 0), plan("last", "n0", 0), plan("first", "n1", 1)
+	for want, m := range map[string]*pod{"n1": first, "": second, "n0": last} {
+		if node, _, _ := s.ledger.Lookup(m.UID); node != want {
+			t.Errorf("%s has a place on %q, want %q", m.Gang.Name, node, want)
+		}
+	}
+	check.Equal(t, "failures", map[string]int{"gave_way": 1}, s.failures)
+}
+
 // TestNoRoomForManyMembers: while a group has no room, a filter call for one of its members doesn't look at all others.
 func TestNoRoomForManyMembers(t *testing.T) {
 	const members = 500
