@@ -23,7 +23,7 @@ const (
 // reportBypass reports the pod if the watch has shown it pending, and shows now that it was bound without the extender
 // (clustercache.PodInfo.WithoutExtender).
 func (h *eventHandlers) reportBypass(old, pod *clustercache.PodInfo) {
-	if !pod.WithoutExtender || old == nil || old.UID != pod.UID || old.Node != "" {
+	if !pod.WithoutExtender || old == nil || old.Node != "" {
 		return
 	}
 	h.Observer.BoundWithoutExtender()

@@ -17,16 +17,14 @@ type eventHandlers Scheduler
 
 // PodUpdated implements clustercache.Handler. Groups and fair sharing come last, when the ledger is up to date.
 func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
+	if old != nil && old.UID != pod.UID { // While the watch was interrupted, the old pod was deleted and another pod was created with its name.
+		h.PodDeleted(old)
+		old = nil
+	}
 	if pod.Ended {
 		h.nodes.DeletePod(pod.UID)
 	} else {
 		h.nodes.SetPod(&pod.PodUse)
-	}
-	h.groups.replaced(old, pod)
-	if old != nil && old.UID != pod.UID {
-		// While the watch was interrupted, the old pod was deleted and another pod was created with its name.
-		h.nodes.DeletePod(old.UID)
-		h.podGone(old.UID)
 	}
 	h.nominator.Updated(pod)
 	h.reportBypass(old, pod)
@@ -48,8 +46,8 @@ func (h *eventHandlers) PodUpdated(old, pod *clustercache.PodInfo) {
 	default:
 		h.ledger.End(ledger.Nominated, string(pod.UID))
 	}
-	h.groups.updated(pod)
-	h.fair.updated(old, pod)
+	h.groups.updated(old, pod)
+	h.fair.updated(pod)
 	h.expectations.updated(old, pod)
 }
 

@@ -60,6 +60,14 @@ func TestReplacedPod(t *testing.T) {
 	f.report(third)
 	f.wantUsed(0, 0)
 
+	f.report(fake.Pod("nominee", 10, fake.Nominated("n1")), fake.Pod("cardless", 0, fake.On("n1"), fake.CPU(1)))
+	seen, pending := f.requeue.Revision(), fake.Pod("cardless", 0)
+	pending.UID = "pending"
+	f.report(pending)
+	if f.requeue.Revision() == seen {
+		t.Error("no pod is requeued for the CPU of a pod without GPU memory")
+	}
+
 	inGang := func(uid gpu.PodUID) bool { known, _ := f.groups.manager.Membership(uid); return known }
 	f.report(member(2, 1))
 	single := fake.Pod("job-1", 8)

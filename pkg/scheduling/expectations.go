@@ -41,10 +41,8 @@ func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 	if e == nil {
 		return
 	}
-	if old == nil || old.UID != pod.UID {
-		if e.arrivals.Add(pod.Shape(), pod.Source(), time.Unix(int64(pod.Created), 0)) {
-			e.expectSoon()
-		}
+	if old == nil && e.arrivals.Add(pod.Shape(), pod.Source(), time.Unix(int64(pod.Created), 0)) {
+		e.expectSoon()
 	}
 	e.countWaiting(old, -1)
 	e.countWaiting(pod, 1)

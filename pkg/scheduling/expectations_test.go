@@ -162,6 +162,8 @@ func TestTurnover(t *testing.T) {
 			return clustercache.NewPodInfo(fake.Pod("p", request, fake.On(node), fake.Phase(phase)))
 		}
 		pending, running, ended := pod("", 8, corev1.PodPending), pod("n1", 8, corev1.PodRunning), pod("n1", 8, corev1.PodSucceeded)
+		other := *pending
+		other.UID = "other"
 		for name, tc := range map[string]struct {
 			change func()
 			want   int // The turnover grows if it is 1, and falls if it is -1.
@@ -177,6 +179,7 @@ func TestTurnover(t *testing.T) {
 			"a pod without GPU memory gets a node": {func() { handlers.PodUpdated(pod("", 0, corev1.PodPending), pod("n1", 0, corev1.PodRunning)) }, 0},
 			"a pod without GPU memory is deleted":  {func() { handlers.PodDeleted(pod("n1", 0, corev1.PodRunning)) }, 0},
 			"a pod that has ended changes further": {func() { handlers.PodUpdated(ended, ended) }, 0},
+			"another pod has its name":             {func() { handlers.PodUpdated(running, &other) }, 1},
 		} {
 			before := e.arrivals.Turnover()
 			tc.change()

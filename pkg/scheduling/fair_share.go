@@ -91,13 +91,10 @@ func (f *fairShare) awaitsTurn(pod gpu.Pod) bool {
 // giveUpPlace releases the place of a granted pod that kube-scheduler can't use. It reports whether there was one.
 func (f *fairShare) giveUpPlace(uid gpu.PodUID) bool { return f != nil && f.manager.GiveUpPlace(uid) }
 
-// updated passes the state of a pod to the manager. old is nil for a new pod.
-func (f *fairShare) updated(old, pod *clustercache.PodInfo) {
+// updated passes the state of a pod to the manager.
+func (f *fairShare) updated(pod *clustercache.PodInfo) {
 	if f == nil {
 		return
-	}
-	if old != nil && old.UID != pod.UID {
-		f.manager.RemovePod(old.UID)
 	}
 	if pod.Request == 0 && !pod.Gated {
 		f.manager.RemovePod(pod.UID)

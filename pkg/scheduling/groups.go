@@ -236,18 +236,12 @@ func (g *groups) confirmedGone(uid gpu.PodUID) {
 	g.act()
 }
 
-// replaced removes the old pod from the manager if another pod now has its name, or if the pod no longer names a group. old is
-// nil for a new pod.
-func (g *groups) replaced(old, pod *clustercache.PodInfo) {
-	if old != nil && g.memberOf(old) != nil && (old.UID != pod.UID || g.memberOf(pod) == nil) {
-		g.manager.RemoveMember(old.UID, g.clock.Now())
-	}
-}
-
-// updated passes the state of a pod to the manager.
-func (g *groups) updated(pod *clustercache.PodInfo) {
+// updated passes the state of a pod to the manager, or removes it if it no longer names a group. old is nil for a new pod.
+func (g *groups) updated(old, pod *clustercache.PodInfo) {
 	if m := g.memberOf(pod); m != nil {
 		g.manager.SetMember(*m, g.clock.Now())
+	} else if old != nil {
+		g.deleted(old)
 	}
 }
 
