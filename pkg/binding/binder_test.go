@@ -311,6 +311,38 @@ func TestPanickedBindIsResolved(t *testing.T) {
 	f.want(pod, "none")
 }
 
+// refusesReads answers no read of pods of one name.
+type refusesReads struct {
+	API
+	name string
+}
+
+func (r refusesReads) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	if name == r.name {
+		return nil, errForbidden
+	}
+	return r.API.Pod(ctx, namespace, name)
+}
+
+// If the reads of one pod always fail, as if a webhook forbade them, the binds of later pods are resolved nevertheless.
+func TestForbiddenReadDelaysNoOther(t *testing.T) {
+	first, later := fake.Pod("first", 10), fake.Pod("later", 10)
+	f := newFixture(t, 0, first, later)
+	f.loseAnswers(true)
+	for _, pod := range []*corev1.Pod{first, later} {
+		if _, err := f.bind(pod, "n1"); !errors.Is(err, ErrUnconfirmed) {
+			t.Fatal(err)
+		}
+		f.clock.Step(time.Second)
+	}
+	f.server.Answer(fake.Answers{})
+	f.API = refusesReads{f.server, "first"}
+	f.resolve(resolveInterval)
+	f.resolve(resolveInterval)
+	f.want(first, "assumed n1 card 0")
+	f.want(later, "bound n1 card 0")
+}
+
 // Each pod gets an Event in normal operation. If many pods are bound, only a few do.
 func TestEventsAreLimited(t *testing.T) {
 	f := newFixture(t, 0)

@@ -39,12 +39,13 @@ func (t *tracker) answerLost(w *write) (open bool) {
 func (b *Binder) Resolve(ctx context.Context) {
 	for _, w := range b.tracker.due(b.Clock.Now()) {
 		if !b.resolve(ctx, w) {
-			return // The API server is unreachable: each further read would only time out.
+			return // If the API server is unreachable, each further read would only time out. If not, this pod comes last from now on.
 		}
 	}
 }
 
-// due returns the writes whose pods must be read now, the oldest first. A bind in flight finds the outcome itself.
+// due returns the writes whose pods must be read now, the oldest first; those whose reads failed come last, because some may always fail, the latest
+// failure last. A bind in flight finds the outcome itself.
 func (t *tracker) due(now time.Time) (due []*write) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,11 +54,13 @@ func (t *tracker) due(now time.Time) (due []*write) {
 			due = append(due, w)
 		}
 	}
-	slices.SortFunc(due, func(a, b *write) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID)) })
+	slices.SortFunc(due, func(a, b *write) int {
+		return cmp.Or(a.readFailed.Compare(b.readFailed), a.at.Compare(b.at), cmp.Compare(a.pod.UID, b.pod.UID))
+	})
 	return due
 }
 
-// resolve reads the pod of one write. It reports whether the API server answered.
+// resolve reads the pod of one write. It reports whether the read succeeded.
 func (b *Binder) resolve(ctx context.Context, w *write) bool {
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
@@ -67,6 +70,7 @@ func (b *Binder) resolve(ctx context.Context, w *write) bool {
 	found, err := b.read(ctx, w.pod)
 	if err != nil {
 		logger.V(2).Info("Pod of an open bind not read, trying again", "pod", klog.KRef(w.pod.Namespace, w.pod.Name), "err", err)
+		w.readFailed = asked
 		return false
 	}
 	outcome, lost := b.tracker.applyRead(w, found, asked, Deadline(b.Timeout))

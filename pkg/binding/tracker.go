@@ -75,6 +75,8 @@ type write struct {
 	begun termMoment
 	// at is when the write began, or for an unreported write when its last read began.
 	at time.Time
+	// readFailed is when the latest read of Resolve that failed began; zero if none did. Only Resolve uses it.
+	readFailed time.Time
 	// earlier is the write before this one, if it is open too: it may still be made if this one is rejected.
 	earlier *write
 }
