@@ -86,6 +86,9 @@ func (o *Overuse) Update(report protocol.Usage, known Known) map[gpu.PodUID]prot
 	short := shortages(report, uses, known)
 	reports := o.find(report.Time, uses, known, short)
 	o.keepUnread(report, short, since, reports)
+	isGone := func(uid gpu.PodUID) bool { _, exists := known.Pods[uid]; return !exists }
+	maps.DeleteFunc(since, func(key containerCard, _ time.Time) bool { return isGone(key.pod) })
+	maps.DeleteFunc(reports, func(uid gpu.PodUID, _ protocol.Overuse) bool { return isGone(uid) })
 	for uid, next := range reports {
 		last, moved := o.reports[uid], false
 		for card, use := range next.Cards {

@@ -210,3 +210,15 @@ func TestRenewed(t *testing.T) {
 		}
 	}
 }
+
+// TestDeletedPod: a pod is forgotten although its card can't be read any more.
+func TestDeletedPod(t *testing.T) {
+	tracker := NewOveruse(OveruseOptions{Tolerance: 10, Grace: time.Minute})
+	for _, second := range []int{0, 60} {
+		tracker.Update(measured(second, uses("a", "c", 0, 200, 100)), state{}.known())
+	}
+	without := state{}.known()
+	delete(without.Pods, "a")
+	got := tracker.Update(failed(70), without)
+	check.Equal(t, "reports and containers above their requests", [2]int{}, [2]int{len(got), len(tracker.since)})
+}
