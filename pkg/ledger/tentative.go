@@ -13,8 +13,9 @@ import (
 const TentativeLifetime = 2 * time.Second
 
 // tentativePlacement names every node to which a pod may be bound. Between a pod's filter and its bind, other pods are filtered. They
-// should see the memory that the first pod is about to get as used. A tentative placement is not an allocation: it counts only in
-// Rank, if the view says so, and it ends when the pod gets an allocation. So for some milliseconds it also counts on nodes that the pod doesn't get.
+// should see the memory that the first pod is about to get as used. A tentative placement is not an allocation: it counts only in views
+// that say so (View.TentativeAt), and it ends when the pod gets an allocation. So for some milliseconds it also counts on nodes that the pod
+// doesn't get.
 type tentativePlacement struct {
 	pod   gpu.Pod
 	nodes []*node
