@@ -44,8 +44,8 @@ const (
 	Unread
 )
 
-// Refreshed returns a snapshot in which Given was read again, and Pods from the API server, or the error with which that failed.
-func (s Snapshot) Refreshed(readError error) Snapshot {
+// MarkedRead returns the snapshot marked as one for which Given was read again, and Pods from the API server, unless that failed with the error.
+func (s Snapshot) MarkedRead(readError error) Snapshot {
 	s.Freshness, s.ReadError = Live, readError
 	if readError != nil {
 		s.Freshness = Unread
@@ -85,8 +85,7 @@ type Decision struct {
 
 // Rejection is why an allocation is rejected. The kubelet shows the text to the pod's owner, in the pod's status.
 type Rejection struct {
-	Result Result
-	Text   string
+	Text string
 	// NoRoom is true if no usable card, or not enough of them, have room now.
 	NoRoom bool
 }
@@ -152,6 +151,6 @@ func (m *matching) noMatch() Decision {
 
 // Reject returns the decision with a rejection.
 func (d Decision) Reject(result Result, text string, args ...any) Decision {
-	d.Result, d.Rejection = result, &Rejection{Result: result, Text: fmt.Sprintf(text, args...)}
+	d.Result, d.Rejection = result, &Rejection{Text: fmt.Sprintf(text, args...)}
 	return d
 }

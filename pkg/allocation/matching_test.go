@@ -254,7 +254,7 @@ func TestOutdated(t *testing.T) {
 			if d := k.decide(s, 8); !d.NeedsFreshRead {
 				t.Errorf("got %+v, want a decision by newer pods", d)
 			}
-			d := k.decide(s.Refreshed(test.err), 8)
+			d := k.decide(s.MarkedRead(test.err), 8)
 			if d.Result != test.want || test.text != "" && d.Rejection.Text != test.text {
 				t.Errorf("got %+v, want %q %s", d, test.want, test.text)
 			}
@@ -276,7 +276,7 @@ func TestMatchAsksStartingKubelet(t *testing.T) {
 	if d := k.decide(s, 2); !d.NeedsFreshRead {
 		t.Fatalf("got %+v, want no match before the pods are read again", d)
 	}
-	if d := k.decide(s.Refreshed(nil), 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {
+	if d := k.decide(s.MarkedRead(nil), 2); d.Pod == nil || d.Pod.Name != "p8" || d.Match != ByKubelet {
 		t.Errorf("got %+v, want the pod that the kubelet knows", d)
 	}
 }
@@ -318,7 +318,7 @@ func TestNoMatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.snapshot.KubeletAge = time.Hour
-			got := (&kubelet{}).decide(test.snapshot.Refreshed(test.snapshot.ReadError), 2)
+			got := (&kubelet{}).decide(test.snapshot.MarkedRead(test.snapshot.ReadError), 2)
 			if got.Result != test.result || got.Rejection == nil || got.Rejection.Text != test.want || got.Pod != nil || len(got.Cards) > 0 {
 				t.Errorf("got %+v, want %q: %s", got, test.result, test.want)
 			}

@@ -340,7 +340,7 @@ func (w *nodeModel) decide(request gpu.Memory, preferred Preference, admitting *
 		return d
 	}
 	w.sync()
-	s = w.snapshot(w.listed()).Refreshed(nil)
+	s = w.snapshot(w.listed()).MarkedRead(nil)
 	s.Preferred, s.Kubelet = preferred, modelKubelet{w, admitting}
 	return Decide(s, request)
 }

@@ -39,7 +39,7 @@ type allocator struct {
 }
 
 // Allocate selects the cards of one container and returns the response for the kubelet. ids are the fake devices.
-func (a *allocator) Allocate(ctx context.Context, ids []string) (response *pluginapi.ContainerAllocateResponse, err error) {
+func (a *allocator) Allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	defer a.metrics.observe(time.Now())
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -112,7 +112,7 @@ func (a *allocator) readAndDecide(ctx context.Context, request gpu.Memory, prefe
 	}
 	a.checkpoint.Sync(ctx)
 	pods, err := a.snapshots.pods.Read(ctx)
-	return decide(a.snapshots.Of(pods).Refreshed(err))
+	return decide(a.snapshots.Of(pods).MarkedRead(err))
 }
 
 // questions asks the kubelet what one decision needs to know. The kubelet is asked about each container once: its state doesn't

@@ -40,18 +40,18 @@ func (r *responses) respond(d allocation.Decision, request gpu.Memory, l contain
 	case d.Rejection == nil:
 		return r.withCards(d, l), nil
 	case !r.errorEnv:
-		return nil, status.Error(codeOf(d.Rejection), d.Rejection.Text)
+		return nil, status.Error(codeOf(d), d.Rejection.Text)
 	case d.Pod == nil:
 		return r.withoutCard(request, request), nil
 	}
 	return r.withoutCard(d.Pod.Request, request), nil
 }
 
-func codeOf(r *allocation.Rejection) codes.Code {
+func codeOf(d allocation.Decision) codes.Code {
 	switch {
-	case r.NoRoom:
+	case d.Rejection.NoRoom:
 		return codes.ResourceExhausted
-	case r.Result == allocation.RefusedUnavailable:
+	case d.Result == allocation.RefusedUnavailable:
 		return codes.Unavailable
 	}
 	return codes.FailedPrecondition

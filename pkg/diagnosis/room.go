@@ -173,7 +173,7 @@ type finding struct {
 	*figures
 	demand gpu.Demand
 	// roomy is the number of cards with room for the demand, and large of those that would have room if they were empty. They are
-	// counted only if the pod asks for more than memory of one card, see several.
+	// counted only if the pod asks for more than memory of one card.
 	roomy, large int
 	reason       reasons.Reason
 	// nominee is the pod for which the node keeps its room; failed is what happened to a card; waitsFor are the pods on
@@ -205,13 +205,8 @@ func (d *Diagnoser) find(f *finding, i int, pod *Pod) {
 	}
 }
 
-// several reports whether the pod asks for more than memory of one card, whichever it is.
-func (f *finding) several() bool {
-	return !f.demand.MemoryOnly()
-}
-
 func (f *finding) count() {
-	if !f.several() {
+	if f.demand.MemoryOnly() {
 		return
 	}
 	f.roomy, f.large = 0, 0

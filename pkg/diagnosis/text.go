@@ -175,7 +175,7 @@ func (s *summary) room(now time.Time, excluded string) room {
 		made.message = text + excluded
 		return made
 	}
-	if f.several() {
+	if !f.demand.MemoryOnly() {
 		has = fmt.Sprintf("%s has room for it, %s", name, f.roomText(f.roomy))
 		if text := s.severalText(); text != "" {
 			made.message = text + excluded

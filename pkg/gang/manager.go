@@ -107,8 +107,8 @@ type Manager struct {
 	// leading is true between StartLeading and StopLeading. The fields from groups to resumeAt are used only then.
 	leading bool
 	groups  map[Key]*group
-	// placed are the runs in PhasePlanned.
-	placed map[*run]bool
+	// planned are the runs in PhasePlanned.
+	planned map[*run]bool
 	// noRoomFor are the latest results "no room" of runs that are alike, while they may be valid.
 	noRoomFor map[roomKey]noRoom
 	// work counts the members that the current Tick has tried to place. resumeAt is where the next one continues.
@@ -124,7 +124,7 @@ type Manager struct {
 // New returns a Manager without members.
 func New(o Options) *Manager {
 	return &Manager{
-		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{}, placed: map[*run]bool{},
+		Options: o, members: map[gpu.PodUID]*member{}, unknownPods: map[gpu.PodUID]struct{}{}, groups: map[Key]*group{}, planned: map[*run]bool{},
 		noRoomFor: map[roomKey]noRoom{}, sets: map[uint64]*candidates{}, seed: maphash.MakeSeed(),
 	}
 }
@@ -187,7 +187,7 @@ func (mgr *Manager) StopLeading(now time.Time) {
 	for _, m := range mgr.members {
 		m.run = nil
 	}
-	mgr.groups, mgr.placed = map[Key]*group{}, map[*run]bool{}
+	mgr.groups, mgr.planned = map[Key]*group{}, map[*run]bool{}
 	mgr.noRoomFor, mgr.resumeAt = map[roomKey]noRoom{}, nil
 	mgr.effects = Effects{} // The next leader has effects of its own.
 }

@@ -107,7 +107,7 @@ func (r *run) mayComplete(m *member) bool {
 
 // enough reports whether the members that must be bound together exist.
 func (r *run) enough() bool {
-	return r.tally.enough() && (r.counts[bound] == 0 || len(r.needed().members) == r.lacking())
+	return r.enoughExist() && (r.counts[bound] == 0 || len(r.needed().members) == r.lacking())
 }
 
 // settle is how long a run of which it is unclear which members belong together waits for more members of the same controllers: these

@@ -141,7 +141,7 @@ func (mgr *Manager) take(
 	if len(granted) > 0 {
 		runs, yielding = append(runs, nil), append(yielding, granted)
 	}
-	for _, r := range slices.Backward(slices.SortedFunc(maps.Keys(mgr.placed), compareRank)) {
+	for _, r := range slices.Backward(slices.SortedFunc(maps.Keys(mgr.planned), compareRank)) {
 		if !yields(r) {
 			continue
 		}
@@ -173,13 +173,13 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
-	planned := map[string]bool{}
-	for r := range mgr.placed {
+	withPlaces := map[string]bool{}
+	for r := range mgr.planned {
 		for i := 0; lower(r) && i < len(r.plan.members); i++ {
-			planned[r.plan.members[i].node] = true
+			withPlaces[r.plan.members[i].node] = true
 		}
 	}
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !planned[node] })
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !withPlaces[node] })
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
 		return "", false
 	}
@@ -196,7 +196,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 // endWholeCards ends the plans with whole cards. The ledger doesn't count whole cards, so only one such run has a plan at a time. Otherwise two
 // runs could each take half of the cards that both need.
 func (mgr *Manager) endWholeCards(now time.Time) {
-	for o := range mgr.placed { // In any order: it is one at most.
+	for o := range mgr.planned { // In any order: it is one at most.
 		if o.plan.wholeCards {
 			mgr.abandonPlan(o, reasons.GroupGaveWay, now)
 		}

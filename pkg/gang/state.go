@@ -60,9 +60,9 @@ func (mgr *Manager) move(r *run, to Phase, now time.Time) {
 		r.brokeAt = now
 	}
 	r.phase = to
-	delete(mgr.placed, r)
+	delete(mgr.planned, r)
 	if to == PhasePlanned {
-		mgr.placed[r] = true
+		mgr.planned[r] = true
 	}
 	mgr.rank(r)
 }

@@ -138,8 +138,8 @@ func (t *tally) unbound() int { return t.counts[pending] + t.counts[ineligible] 
 // lacking is how many pending members must be bound together.
 func (t *tally) lacking() int { return t.size() - t.counts[bound] - t.succeededCounted }
 
-// enough reports whether the members that must be bound together exist.
-func (t *tally) enough() bool {
+// enoughExist reports whether as many members exist as must be bound together.
+func (t *tally) enoughExist() bool {
 	return t.size() > 0 && t.counts[pending] > 0 && t.existing() >= t.size()
 }
 

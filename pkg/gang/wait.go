@@ -128,7 +128,7 @@ func (mgr *Manager) obstacle(r *run, n *needs, now time.Time) reasons.Group {
 	case !n.allOffered(r):
 		return r.awaitsOthers()
 	}
-	for o := range mgr.placed {
+	for o := range mgr.planned {
 		if n.wholeCards && o.plan.wholeCards && !r.takesFrom(o) {
 			return reasons.GroupOlderFirst
 		}

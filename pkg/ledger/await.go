@@ -300,7 +300,7 @@ func (c *awaitedChoice) best(request *Request, n int) (best []string) {
 		_, known := rates[name]
 		return known
 	})
-	c.eachNode(unknown, func(n *node) { rates[n.name], _ = c.rate(n, &asker{demand: demand}, noKind) })
+	c.eachNode(unknown, func(n *node) { rates[n.name], _ = c.secondsAfterOldest(n, &asker{demand: demand}, noKind) })
 	names := slices.DeleteFunc(slices.Clone(request.Nodes), func(name string) bool { return rates[name] == 0 })
 	slices.SortStableFunc(names, func(x, y string) int { return cmp.Compare(rates[y], rates[x]) })
 	for i := 0; i < len(names) && len(best) < n; i++ {
@@ -318,7 +318,7 @@ func (c *awaitedChoice) best(request *Request, n int) (best []string) {
 func (c *awaitedChoice) willHaveResources(n *node, uid gpu.PodUID) bool {
 	q := ResourceQuery{Node: n.name, Pods: []gpu.PodUID{uid}, Listed: true}
 	for i := range n.reserved {
-		if r := &n.reserved[i]; c.counts(r) || c.mustYield(r) {
+		if r := &n.reserved[i]; c.isAhead(r) || c.mustYield(r) {
 			q.Ahead = append(q.Ahead, r.Pod.UID)
 		}
 	}
@@ -334,9 +334,9 @@ func (c *awaitedChoice) willHaveResources(n *node, uid gpu.PodUID) bool {
 	return len(q.Ending) > 0 && c.resources.Fits(q)
 }
 
-// rate returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller holds the
-// lock, at least for reading.
-func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
+// secondsAfterOldest returns the latest time after which all pods must have ended for the pod to fit the node, in seconds after oldest. The caller
+// holds the lock, at least for reading.
+func (c *awaitedChoice) secondsAfterOldest(n *node, a *asker, _ int) (float64, bool) {
 	cards := c.freeableCards(n, &a.demand)
 	if len(cards) < a.demand.Cards {
 		return 0, false
@@ -347,7 +347,7 @@ func (c *awaitedChoice) rate(n *node, a *asker, _ int) (float64, bool) {
 // choose adds the reservation with its places. It returns false if one of the requests doesn't fit. The caller holds the lock.
 func (c *awaitedChoice) choose(requests []Request) bool {
 	c.made = c.addReservation(c.item.ID, Reservation{Source: Queued, Item: c.item, Priority: c.item.Priority})
-	ranks := rankings{ledger: c.Ledger, rate: c.rate, placeOn: c.placeOn}
+	ranks := rankings{ledger: c.Ledger, rate: c.secondsAfterOldest, placeOn: c.placeOn}
 	for i := range requests {
 		if c.allocated(requests[i].Pod.UID) {
 			continue
@@ -444,7 +444,7 @@ func (c *awaitedChoice) countReservations(n *node) {
 	}
 	for i := range n.reserved {
 		switch r := &n.reserved[i]; {
-		case c.counts(r):
+		case c.isAhead(r):
 			placement.Use(c.cards, r.On)
 		case c.mustYield(r):
 			if present == nil {
@@ -457,8 +457,8 @@ func (c *awaitedChoice) countReservations(n *node) {
 	}
 }
 
-// counts reports whether the place is the item's own, or that of an item that comes before.
-func (c *awaitedChoice) counts(r *reservedPlace) bool {
+// isAhead reports whether the place is the item's own, or that of an item that comes before.
+func (c *awaitedChoice) isAhead(r *reservedPlace) bool {
 	before := r.Source == Queued && r.Item.ID != c.item.ID && r.Item.Before(&c.item) && !c.allocated(r.Pod.UID)
 	return before || c.made != nil && r.Reservation == c.made
 }

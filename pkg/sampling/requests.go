@@ -48,7 +48,7 @@ func (n *Nominator) Request(pod *clustercache.PodInfo, nodes []string) bool {
 	if _, room := n.Ledger.FirstFit(pod.Pod, n.Nodes.UsableNodes(pod.Constraints)); !room {
 		return false
 	}
-	n.add(pod.UID, "")
+	n.RequestNode(pod.UID, "")
 	return true
 }
 
@@ -107,8 +107,9 @@ func (n *Nominator) giveUp(pod *clustercache.PodInfo) {
 	delete(n.requests, pod.UID)
 }
 
-// add requests the nomination of a pod to the node of its place, or, if node is empty, to any node that has room, unless that is in progress.
-func (n *Nominator) add(uid gpu.PodUID, node string) {
+// RequestNode requests the nomination of a pod to the node, that of its place in a group's plan, or, if node is empty, to any node that has room, unless
+// that is in progress.
+func (n *Nominator) RequestNode(uid gpu.PodUID, node string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if r, begun := n.requests[uid]; !begun || r.node != node {
@@ -117,16 +118,7 @@ func (n *Nominator) add(uid gpu.PodUID, node string) {
 	}
 }
 
-// RequestMember requests the nomination of a group's member to the node of its place. If the node is empty, filter found no such place.
-func (n *Nominator) RequestMember(uid gpu.PodUID, node string) {
-	if node == "" {
-		n.Passed(uid)
-	} else {
-		n.add(uid, node)
-	}
-}
-
-// Passed ends the attempts to nominate a pod, because a filter call has found nodes for it.
+// Passed ends the attempts to nominate a pod, because a filter call has found nodes for it, or no place outside the sample.
 func (n *Nominator) Passed(uid gpu.PodUID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

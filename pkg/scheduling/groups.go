@@ -95,7 +95,11 @@ func (g *groups) filter(pod *clustercache.PodInfo, nodes []string) (result Filte
 	if g.cache.Ready() == nil {
 		answer = g.manager.Filter(uid, nodes, g.nominator.Offered(pod, nodes), g.clock.Now())
 		g.act()
-		g.nominator.RequestMember(uid, answer.Outside)
+		if answer.Outside == "" {
+			g.nominator.Passed(uid)
+		} else {
+			g.nominator.RequestNode(uid, answer.Outside)
+		}
 		if answer.Alone {
 			return FilterResult{}, false
 		}
