@@ -82,7 +82,11 @@ type Mount struct{ HostPath, ContainerPath string }
 //  4. If Apply returns mounts, a check that the container has no volume there. isolator.Isolate checks protocol.SharedMemory, and no other path.
 //  5. In the chart values.schema.json, the mounts for what its Backend reads of the machine, and the templates that name modes:
 //     device-plugin-daemonset.yaml, mps-daemonset.yaml and _mistakes.tpl; if it has pods of its own, also networkpolicies.yaml and monitors.yaml.
-//  6. docs/limits.md, docs/node.md and the help of --isolation.
+//  6. docs/limits.md, docs/node.md, docs/glossary.md, docs/metrics.md (gpushare_device_plugin_isolation_mode), CHANGELOG.md and the help of --isolation;
+//     docs/events.md for each reason that it adds, and docs/monitoring.md if a change to the mode can make an alert fire.
+//  7. Tests: of its Backend, and cases in TestModeOf and TestParseMode, here; cases in TestIsolation, TestIsolationNotReady, TestIsolationChanges and
+//     TestPrintedInventory in pkg/deviceplugin, and in chart_test.go in test/install; the text of the error in cmd/gpushare-device-plugin/options_test.go;
+//     its limits on a real kubelet, as TestMPS in test/nodee2e.
 type Backend interface {
 	// Ready returns why a container on this card would not be limited; nil if it would be.
 	Ready(card Card) error

@@ -20,7 +20,8 @@ import (
 //
 // A policy for cards that sees more of them needs a change of choose in place.go. One for nodes that sees more, as LeastWaste does, sets
 // needsOutlook. It is a cost: how it is computed is in costs.go and outlook.go, for which pods in pkg/ledger (kindOf in outlook.go) and
-// pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale).
+// pkg/scheduling (expectations.go), and how it becomes a score in score.go (SuitsByCost, Scale). What it leaves of no use on a node is computed in
+// stranded.go, here and in pkg/inspect; docs/metrics.md, docs/web.md and docs/inspect.md say with which policy that is shown.
 //
 // Code that names a policy stays as it is, because it doesn't depend on the user's choice: Expected, feasible.go in pkg/ledger, and room.go in
 // pkg/diagnosis.
