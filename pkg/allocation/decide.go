@@ -44,7 +44,7 @@ const (
 	Unread
 )
 
-// MarkedRead returns the snapshot marked as one for which Given was read again, and Pods from the API server, unless that failed with the error.
+// MarkedRead returns the snapshot after Given was read again, and Pods from the API server. readError is the error if the latter failed.
 func (s Snapshot) MarkedRead(readError error) Snapshot {
 	s.Freshness, s.ReadError = Live, readError
 	if readError != nil {

@@ -44,8 +44,8 @@ func (b *Binder) Resolve(ctx context.Context) {
 	}
 }
 
-// due returns the writes whose pods must be read now, the oldest first; those whose reads failed come last, because some may always fail, the latest
-// failure last. A bind in flight finds the outcome itself.
+// due returns the writes whose pods must be read now: first those whose reads never failed, the oldest first, then the others, the earliest failure first.
+// So a pod that can never be read delays no other for long. A bind in flight finds the outcome itself.
 func (t *tracker) due(now time.Time) (due []*write) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -74,6 +74,9 @@ func (m *Manager) endKept(ends func(*kept) bool) {
 
 // endKeptFor ends those of the tenant for which ends returns true.
 func (m *Manager) endKeptFor(tenant string, ends func(*kept) bool) {
+	if len(m.kept[tenant]) == 0 { // As for nearly all of thousands of items in a round.
+		return
+	}
 	m.kept[tenant] = slices.DeleteFunc(m.kept[tenant], func(k *kept) bool {
 		if !ends(k) {
 			return false

@@ -24,10 +24,15 @@ func TestPlaceOfPreemptor(t *testing.T) {
 		// kept is true if the place is still reserved against a pod of equal priority.
 		kept bool
 	}{
-		"the victim is leaving":              {func(f *fixture) { f.later(grace) }, true},
-		"the nomination is removed":          {func(f *fixture) { f.report(cleared) }, true},
-		"the victim has ended":               {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval) }, true},
-		"the pod doesn't take the place":     {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(cycle); f.later(queue.ArrivalTimeout + 1) }, false},
+		"the victim is leaving":     {func(f *fixture) { f.later(grace) }, true},
+		"the nomination is removed": {func(f *fixture) { f.report(cleared) }, true},
+		"the victim has ended":      {func(f *fixture) { f.report(cleared); f.delete(f.b12); f.later(interval) }, true},
+		"the pod doesn't take the place": {func(f *fixture) {
+			f.report(cleared)
+			f.delete(f.b12)
+			f.later(cycle)
+			f.later(queue.ArrivalTimeout + 1)
+		}, false},
 		"the victim stays":                   {func(f *fixture) { f.report(cleared); f.later(grace + 2*time.Minute) }, false},
 		"the pod is nominated elsewhere":     {func(f *fixture) { f.report(fake.Edited(nominated, fake.Nominated("n2"))) }, false},
 		"the pod is gone":                    {func(f *fixture) { f.delete(nominated) }, false},

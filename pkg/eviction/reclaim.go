@@ -26,7 +26,8 @@ const (
 )
 
 // maxReclaimPlans limits the plans of one attempt: after each it is known of some pods or victims that they can't be part of one.
-const maxReclaimPlans = 10
+// maxLatePlans limits those of which an eviction gets no answer in time: if no webhook answers, each takes many times as long, and other attempts wait.
+const maxReclaimPlans, maxLatePlans = 10, 3
 
 // ReclaimObserver receives what metrics count. Its methods must return at once.
 type ReclaimObserver interface {
@@ -90,6 +91,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	if !r.Cache.BudgetsSynced() {
 		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
+	late := 0
 	for range maxReclaimPlans {
 		plan, ok = reclaim.Choose(need, r.cluster(need))
 		if !ok {
@@ -101,9 +103,13 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 			continue
 		}
 		err = r.executor.DryRun(ctx, victims(plan))
-		if err == nil {
+		if timedOut(err) {
+			late++
+		}
+		switch {
+		case err == nil:
 			return plan, true, nil
-		} else if !answered(err) && !timedOut(err) {
+		case late == maxLatePlans, !timedOut(err) && !answered(err):
 			return plan, false, err
 		}
 	}

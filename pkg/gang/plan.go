@@ -130,8 +130,8 @@ func (mgr *Manager) reserve(r *run, n *needs, granted []gpu.PodUID, now time.Tim
 	return places
 }
 
-// take reserves memory for all requests, or returns nil if there is no room. The granted places give way to that, and then plans of runs that yield: the
-// last in the order first, and as few as needed.
+// take reserves memory for all requests, or returns nil if there is no room. The granted places give way to that, and then plans of runs that yield, with
+// places on nodes that the requests can use: the last in the order first, until there is room.
 func (mgr *Manager) take(
 	requests []ledger.Request, granted []gpu.PodUID, yields func(*run) bool, now time.Time,
 ) []ledger.ChosenNode {
@@ -141,17 +141,20 @@ func (mgr *Manager) take(
 	if len(granted) > 0 {
 		runs, yielding = append(runs, nil), append(yielding, granted)
 	}
-	for _, r := range slices.Backward(slices.SortedFunc(maps.Keys(mgr.planned), compareRank)) {
-		if !yields(r) {
-			continue
-		}
+	planned := slices.DeleteFunc(slices.SortedFunc(maps.Keys(mgr.planned), compareRank), func(r *run) bool { return !yields(r) })
+	usable := usablePlaces(planned, requests)
+	for _, r := range slices.Backward(planned) {
 		var set []gpu.PodUID
+		helps := false
 		for _, pm := range r.plan.members {
 			if pm.node != "" {
 				set = append(set, pm.UID)
+				helps = helps || usable[pm.node]
 			}
 		}
-		runs, yielding = append(runs, r), append(yielding, set)
+		if helps {
+			runs, yielding = append(runs, r), append(yielding, set)
+		}
 	}
 	places, yielded := mgr.Ledger.ReserveAll(requests, yielding, mgr.View, now)
 	if places == nil {
@@ -159,12 +162,36 @@ func (mgr *Manager) take(
 			mgr.work += len(set)
 		}
 	}
-	for _, i := range yielded {
-		if r := runs[i]; r != nil {
+	for _, r := range runs[:yielded] {
+		if r != nil {
 			mgr.abandonPlan(r, reasons.GroupGaveWay, now)
 		}
 	}
 	return places
+}
+
+// usablePlaces tells of each node on which one of the runs has a place whether one of the requests can use it.
+func usablePlaces(runs []*run, requests []ledger.Request) map[string]bool {
+	usable := map[string]bool{}
+	for _, r := range runs {
+		for _, pm := range r.plan.members {
+			usable[pm.node] = false
+		}
+	}
+	var former []string
+	for i := 0; i < len(requests) && len(usable) > 0; i++ {
+		nodes := requests[i].Nodes
+		if len(nodes) == 0 || len(nodes) == len(former) && &nodes[0] == &former[0] { // Most share one slice.
+			continue
+		}
+		former = nodes
+		for _, name := range nodes {
+			if _, planned := usable[name]; planned {
+				usable[name] = true
+			}
+		}
+	}
+	return usable
 }
 
 // Displace ends plans of runs that have a lower priority than the pod, if the pod then fits one of the nodes. It returns this node, or false. The pod
@@ -183,10 +210,7 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
 		return "", false
 	}
-	yields := func(r *run) bool {
-		return lower(r) && slices.ContainsFunc(r.plan.members, func(pm *plannedMember) bool { return slices.Contains(nodes, pm.node) })
-	}
-	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, yields, now)
+	places := mgr.take([]ledger.Request{{Pod: pod, Nodes: nodes}}, nil, lower, now)
 	if places == nil || places[0].Existing {
 		return "", false
 	}

@@ -243,8 +243,8 @@ func (r *reserver) step() (operation string, err error) {
 			yielding = append(yielding, []gpu.PodUID{other.UID})
 		}
 		places, yielded := r.fixture.ReserveAll(requests, yielding, binpack, at)
-		for _, i := range yielded {
-			for _, uid := range yielding[i] {
+		for _, set := range yielding[:yielded] {
+			for _, uid := range set {
 				if r.model.isAssumed(uid) && !r.model.binding[uid] {
 					r.remove(uid)
 				}
@@ -255,7 +255,7 @@ func (r *reserver) step() (operation string, err error) {
 			_, got, _ := r.fixture.Lookup(some[i].UID)
 			r.model.allocations[some[i].UID] = &allocation{place.Node, got}
 		}
-		return fmt.Sprintf("ReserveAll(%v, %v): %v, %v", some, yielding, places, yielded), err
+		return fmt.Sprintf("ReserveAll(%v, %v): %v, %d", some, yielding, places, yielded), err
 	case n < 16:
 		request := ledger.Request{Pod: p, Nodes: r.nodes, Binding: r.random.IntN(2) == 0}
 		moved, ok := r.fixture.Move(request, binpack, at)

@@ -56,23 +56,20 @@ func (l *Ledger) Reserve(name string, pod gpu.Pod, policy placement.Policy, at t
 // that lacked these for an earlier request with the same candidates are tried last.
 //
 // If there is not enough room, ReserveAll releases the assumed allocations of the pods in yielding, one set after another, until there is. Pods
-// whose bind has begun keep theirs. Then it gives back each set that has room beside the new allocations, the last one first. It releases none if all of
-// them together aren't enough. It returns the places in the order of the requests (nil if there is no room) and the positions of the released sets.
-func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []ChosenNode, yielded []int) {
+// whose bind has begun keep theirs.
+// It releases as few sets as needed, and none if all of them together aren't enough. It returns the places in the order of the requests (nil
+// if there is no room) and the number of released sets.
+func (l *Ledger) ReserveAll(requests []Request, yielding [][]gpu.PodUID, view View, at time.Time) (places []ChosenNode, yielded int) {
 	l.try(view, at, func(t *trial) bool {
-		var sets [][]gpu.PodUID
-		for places = t.placeAll(requests); places == nil && len(sets) < len(yielding); places = t.placeAll(requests) {
-			set := slices.DeleteFunc(slices.Clone(yielding[len(sets)]), l.isBinding)
-			t.release(set...)
-			sets = append(sets, set)
-		}
-		for i, set := range slices.Backward(sets) {
-			if places != nil && !t.giveBack(set) {
-				yielded = append(yielded, i)
-			}
+		for places = t.placeAll(requests); places == nil && yielded < len(yielding); places = t.placeAll(requests) {
+			t.release(slices.DeleteFunc(slices.Clone(yielding[yielded]), l.isBinding)...)
+			yielded++
 		}
 		return places != nil
 	})
+	if places == nil {
+		return nil, 0
+	}
 	return places, yielded
 }
 
@@ -154,8 +151,7 @@ type releasedAllocation struct {
 	allocation *Allocation
 }
 
-// try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free, be it
-// given back since.
+// try restores the released allocations if what returns false. Otherwise it calls the freed listeners for each node on which memory became free.
 func (l *Ledger) try(view View, at time.Time, what func(t *trial) bool) {
 	l.edit(func(e *edit) {
 		t := &trial{edit: e, at: at, released: map[gpu.PodUID]releasedAllocation{}}
@@ -182,35 +178,11 @@ func (t *trial) release(uids ...gpu.PodUID) {
 	}
 }
 
-// giveBack restores the released allocations of a set, if its pods have room for all of them beside the new ones.
-func (t *trial) giveBack(set []gpu.PodUID) bool {
-	for i, uid := range set {
-		what, released := t.released[uid]
-		if !released {
-			continue
-		}
-		n, a := t.nodes[what.node], t.asker(&what.allocation.Pod, nil)
-		hasRoom := func(card *placement.Card, share gpu.Share) bool { return card.Has(share) }
-		if a.home != "" || !n.canUse(what.allocation.Placement, &a.demand, hasRoom) || !t.hasResourcesNow(n, &a) {
-			t.release(set[:i]...)
-			return false
-		}
-		t.restore(uid)
-	}
-	return true
-}
-
-// restore restores a released allocation.
-func (t *trial) restore(uid gpu.PodUID) {
-	what := t.released[uid]
-	t.alter(what.node, func(n *node) { n.allocations[uid] = what.allocation })
-	t.nodeOf[uid] = what.node
-}
-
 // undo restores the released allocations.
 func (t *trial) undo() {
-	for uid := range t.released {
-		t.restore(uid)
+	for uid, what := range t.released {
+		t.alter(what.node, func(n *node) { n.allocations[uid] = what.allocation })
+		t.nodeOf[uid] = what.node
 	}
 	t.freed = nil
 }

@@ -305,5 +305,5 @@ func TestPlannedResources(t *testing.T) {
 	places, _ := f.ReserveAll(requests, nil, binpack, at)
 	expect(t, "two pods that don't fit together", []ledger.ChosenNode(nil), places)
 	places, yielded := f.ReserveAll(requests, [][]gpu.PodUID{{"placed"}}, binpack, at)
-	expect(t, "when another gives way", []any{[]ledger.ChosenNode{{Node: "n2"}, {Node: "n2"}}, []int{0}}, []any{places, yielded})
+	expect(t, "when another gives way", []any{[]ledger.ChosenNode{{Node: "n2"}, {Node: "n2"}}, 1}, []any{places, yielded})
 }

@@ -12,7 +12,7 @@ type NodeRoom struct {
 	Excluded uint64
 }
 
-// Equal reports whether the nodes have the same free, such as the empty nodes of a large group.
+// Equal reports whether both nodes have the same cards, and the same free on and beside them, such as the empty nodes of a large group.
 func (n *NodeRoom) Equal(o *NodeRoom) bool {
 	return n.NodeResources == o.NodeResources && n.All == o.All && n.Excluded == o.Excluded && slices.Equal(n.Cards, o.Cards)
 }

@@ -2,7 +2,6 @@ package queue
 
 import (
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -76,8 +75,7 @@ type streak struct {
 	count int
 	// waited is when an item of the shape waited last.
 	waited time.Time
-	// id is the ID of the item whose failure was counted last, and placed when it was placed.
-	id     string
+	// placed is when the item was placed whose failure was counted last.
 	placed time.Time
 }
 
@@ -90,13 +88,13 @@ const (
 )
 
 // add counts a failure of an item that was placed at that time.
-func (s *streak) add(id string, placed, now time.Time) {
+func (s *streak) add(placed, now time.Time) {
 	if s.count > 0 && placed.Before(s.began()) {
 		s.until = now.Add(s.length)
 		return
 	}
 	s.count++
-	s.id, s.placed = id, placed
+	s.placed = placed
 	s.pause = s.next(now, minPause, LongestPause)
 }
 
@@ -207,7 +205,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 		n = &namespaceFailures{shapes: map[string]*streak{}}
 		f.namespaces[i.Namespace] = n
 	}
-	n.streak.add(i.ID, placed, now)
+	n.streak.add(placed, now)
 	n.largest = n.largest.max(i.Size)
 	if n.proven.covers(i.Size) {
 		n.proven = Size{}
@@ -218,7 +216,7 @@ func (f *Failures) Failed(i Profile, placed, now time.Time) {
 	if n.shapes[i.ShapeKey] == nil {
 		n.shapes[i.ShapeKey] = &streak{}
 	}
-	n.shapes[i.ShapeKey].add(i.ID, placed, now)
+	n.shapes[i.ShapeKey].add(placed, now)
 }
 
 // forget drops failures that are too old, once a minute at most.
@@ -239,10 +237,10 @@ func (f *Failures) forget(now time.Time) {
 	}
 }
 
-// SchedulerSeen records that kube-scheduler tries to place a pod, which belongs to one of the items with these IDs. If it had tried none for long, it was
-// probably away, and what was placed and failed meanwhile is forgotten: no item could arrive. Each item's failure is forgotten only when a pod of this
-// item is tried: one that other plugins reject on all nodes is never tried here, and has failed although kube-scheduler was there.
-func (f *Failures) SchedulerSeen(namespace string, ids []string, now time.Time) {
+// SchedulerSeen records that kube-scheduler tries to place a pod of the namespace. If it had tried none for long, it was probably away, and the failures of
+// what was placed meanwhile are forgotten: no item could arrive. Each namespace's are forgotten only when one of its pods is tried. Otherwise they would be
+// forgotten too where all pods that wait are gated, and kube-scheduler has nothing to try but a pod that other plugins reject on all nodes.
+func (f *Failures) SchedulerSeen(namespace string, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if now.Sub(f.seen) > KubeSchedulerRetries {
@@ -253,9 +251,7 @@ func (f *Failures) SchedulerSeen(namespace string, ids []string, now time.Time) 
 	if n == nil {
 		return
 	}
-	whileAway := func(s *streak) bool {
-		return slices.Contains(ids, s.id) && s.placed.After(f.awaySince) && !s.began().After(f.awayUntil)
-	}
+	whileAway := func(s *streak) bool { return s.placed.After(f.awaySince) && s.placed.Before(f.awayUntil) }
 	maps.DeleteFunc(n.shapes, func(_ string, s *streak) bool { return whileAway(s) })
 	if whileAway(&n.streak) {
 		n.streak, n.largest, n.proven = streak{}, Size{}, Size{}

@@ -84,33 +84,33 @@ func TestSchedulerAway(t *testing.T) {
 		// before and then are how often the item fails: the latter while kube-scheduler is away, or tries other pods.
 		before, then int
 		others       bool
-		// tried is the item that kube-scheduler tries last.
+		// tried is the namespace of the pod that kube-scheduler tries last. The item's is a.
 		tried string
 		want  time.Duration
 	}{
-		"it is away":                          {0, 10, false, "one", 0},
-		"it is away after a failure":          {1, 10, false, "one", 0},
-		"it is away for a short time":         {0, 2, false, "one", 4 * time.Second},
-		"it is there":                         {2, 0, false, "one", 4 * time.Second},
-		"it tries other pods meanwhile":       {0, 10, true, "one", 17*time.Minute + 4*time.Second},
-		"it tries other pods afterwards only": {0, 10, false, "other", 17*time.Minute + 4*time.Second},
+		"it is away":                          {0, 10, false, "a", 0},
+		"it is away after a failure":          {1, 10, false, "a", 0},
+		"it is away for a short time":         {0, 2, false, "a", 4 * time.Second},
+		"it is there":                         {2, 0, false, "a", 4 * time.Second},
+		"it tries other pods meanwhile":       {0, 10, true, "a", 17*time.Minute + 4*time.Second},
+		"it tries other pods afterwards only": {0, 10, false, "b", 17*time.Minute + 4*time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			one := item("one", "shape", 8)
-			tried := func(id string) { s.SchedulerSeen("a", []string{id}, s.now) }
-			tried("other")
+			tried := func(namespace string) { s.SchedulerSeen(namespace, s.now) }
+			tried("b")
 			for range tc.before {
 				s.fail(one)
 			}
-			tried("one")
+			tried("a")
 			for range tc.then {
 				for until := s.now.Add(s.waits(one)); tc.others && s.now.Before(until); s.now = s.now.Add(time.Second) {
-					tried("other")
+					tried("b")
 				}
 				s.fail(one)
 			}
-			tried("other")
+			tried("b")
 			tried(tc.tried)
 			if got := s.waits(one); got != tc.want {
 				t.Errorf("it waits for %v, want %v", got, tc.want)
@@ -127,9 +127,9 @@ func TestTriedBeforeItFailed(t *testing.T) {
 	s.Placed(group)
 	placed := s.now
 	for _, event := range []func(){
-		func() { s.SchedulerSeen("a", []string{"pod", "group"}, s.now) },
+		func() { s.SchedulerSeen("a", s.now) },
 		func() { s.Failed(group, placed, s.now) },
-		func() { s.SchedulerSeen("a", []string{"new pod", "group"}, s.now) },
+		func() { s.SchedulerSeen("a", s.now) },
 	} {
 		s.now = s.now.Add(KubeSchedulerRetries + time.Second)
 		event()

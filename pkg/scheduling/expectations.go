@@ -36,7 +36,8 @@ type expectations struct {
 	made    time.Time
 }
 
-// updated counts a pod that is new, has got its node or has ended, and reports what its node has free.
+// updated counts a pod that is new, has got its node or has ended, and reports what its node has free. old is nil for a new pod, also for one that has the
+// name of a deleted one.
 func (e *expectations) updated(old, pod *clustercache.PodInfo) {
 	if e == nil {
 		return

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpushare/gpushare/pkg/clustercache"
 	"github.com/gpushare/gpushare/pkg/gpu"
-	"github.com/gpushare/gpushare/pkg/ledger"
 	"github.com/gpushare/gpushare/pkg/placement"
 	"github.com/gpushare/gpushare/pkg/reasons"
 )
@@ -23,7 +22,7 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.preemptors.Unblock(pod.UID)
 		return FilterResult{Nodes: nodes, Message: pod.RequestError}, nil
 	}
-	s.failures.SchedulerSeen(pod.Namespace, s.itemIDs(pod), s.Clock.Now())
+	s.failures.SchedulerSeen(pod.Namespace, s.Clock.Now())
 	if s.fair.awaitsTurn(pod.Pod) {
 		return FilterResult{Nodes: nodes, Message: reasons.AwaitsTurn}, nil
 	}
@@ -48,15 +47,6 @@ func (s *Scheduler) Filter(object *corev1.Pod, nodes []string) (FilterResult, er
 		s.recordRejection(c)
 	}
 	return c.FilterResult, nil
-}
-
-// itemIDs returns the IDs of the items of which the pod can be a part: itself, and its group.
-func (s *Scheduler) itemIDs(pod *clustercache.PodInfo) []string {
-	ids := []string{ledger.PodItemID(pod.Pod)}
-	if member := s.groups.memberOf(pod); member != nil {
-		ids = append(ids, member.Gang.ItemID())
-	}
-	return ids
 }
 
 // podInfo returns the pod of a call: what the cache has, if it has the pod in the same state.

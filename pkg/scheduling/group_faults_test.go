@@ -40,7 +40,11 @@ func TestDisplacerKeepsPlace(t *testing.T) {
 	}{
 		"in filter":  {5, filter},
 		"in preempt": {5, preempt(member, nil)},
-		"in preempt, victims for other resources": {5, preempt(other, victims{"n1": other})},
+		"in preempt, victims for other resources": {5, func(g *gangFixture, pod *corev1.Pod) {
+			proposed := func() victims { return victims{"n1": other, "n2": elsewhere} }
+			g.preempt(pod, proposed(), nil) // It may need none once the group has given way.
+			g.preempt(pod, proposed(), victims{"n1": other})
+		}},
 		"in preempt, and kube-scheduler rejects the node then": {5, func(g *gangFixture, pod *corev1.Pod) {
 			preempt(member, nil)(g, pod)
 			g.preempt(pod, victims{"n2": elsewhere}, victims{"n2": elsewhere})

@@ -47,8 +47,11 @@ func (s *Scheduler) Preempt(ctx context.Context, object *corev1.Pod, proposed ma
 		klog.FromContext(ctx).Info("No victims proposed, because pods are leaving a node for the pod already", "pod", klog.KObj(object))
 		return nil, nil // The pod is requeued when they are gone.
 	}
-	s.displace(pod, slices.Sorted(maps.Keys(proposed)))
+	displaced := s.displace(pod, slices.Sorted(maps.Keys(proposed)))
 	s.preemptors.OnlyTakenPlace(pod, proposed)
+	if displaced {
+		return nil, nil // kube-scheduler retries the pod when the binds of the groups' members are rejected: it may need no victims then.
+	}
 	if !s.cache.BudgetsSynced() {
 		return nil, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
