@@ -278,9 +278,16 @@ func (w *world) bound(group string) (n int) {
 	return n
 }
 
-// checkRest checks that each run is bound whole or not at all. A later leader can't distinguish a run that lost members before it was
-// whole from one that was whole: see "Limits" in docs/gangs.md.
+// checkRest checks that each run is bound whole or not at all. The binds of a group can be in flight for a moment.
 func (w *world) checkRest() {
+	if !w.runUntilEvery(time.Minute, time.Second, func() bool { return w.partlyBound() == "" }) {
+		w.fail("%s", w.partlyBound())
+	}
+}
+
+// partlyBound returns a run that isn't bound whole or not at all, as each is at rest; empty if there is none. A later leader can't distinguish a run that
+// lost members before it was whole from one that was whole: see "Limits" in docs/gangs.md.
+func (w *world) partlyBound() string {
 	for _, p := range w.api.order {
 		if !p.live() || p.run == nil || p.run.whole {
 			continue
@@ -288,9 +295,10 @@ func (w *world) checkRest() {
 		shrank := p.run.resized && p.run.running()+p.run.succeeded >= p.size // It needs no further member.
 		mistakable := p.run.ambiguous && p.run.term != w.terms
 		if !shrank && !mistakable && !p.run.misled {
-			w.fail("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
+			return fmt.Sprintf("%v is bound in part: %d of %d", p.run.key, p.run.running(), p.run.size)
 		}
 	}
+	return ""
 }
 
 // calmDown ends the disturbances and checks what must hold at rest.
