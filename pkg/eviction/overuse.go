@@ -49,8 +49,8 @@ type OveruseEvictor struct {
 
 	// spared are the pods whose eviction was refused or got no answer in time, for a while.
 	spared queue.Pauses[gpu.PodUID]
-	// timedOut is when the eviction of a pod of each node last got no answer in time. While it can still take effect, no other pod of the node is evicted.
-	timedOut map[string]time.Time
+	// unanswered is when the eviction of a pod of each node last got no answer in time. While it can still take effect, no other pod of the node is evicted.
+	unanswered map[string]time.Time
 	// cards are those with a pod at the last step, by node and index, on nodes where a pod may use more than it requests; nil if that step wasn't made
 	// as the leader.
 	cards map[string]map[int]cardSeen
@@ -66,7 +66,7 @@ type cardSeen struct {
 
 // NewOveruseEvictor returns an OveruseEvictor. It evicts nothing before Run.
 func NewOveruseEvictor(o Options, groups OveruseGroups) *OveruseEvictor {
-	return &OveruseEvictor{evictor: evictor{o}, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, timedOut: map[string]time.Time{}}
+	return &OveruseEvictor{evictor: evictor{o}, groups: groups, spared: queue.Pauses[gpu.PodUID]{}, unanswered: map[string]time.Time{}}
 }
 
 // Run evicts pods as needed until ctx ends.
@@ -83,7 +83,7 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 	over := o.Cache.MayOveruse()
 	o.spared.Prune(now, queue.LongestPause)
-	maps.DeleteFunc(o.timedOut, func(_ string, at time.Time) bool { return now.Sub(at) > o.AnswerLost })
+	maps.DeleteFunc(o.unanswered, func(_ string, at time.Time) bool { return now.Sub(at) > o.AnswerLost })
 	seen, reported := map[string]map[int]cardSeen{}, sets.New[string]()
 	for _, pod := range over {
 		if seen[pod.Node] == nil {
@@ -95,7 +95,7 @@ func (o *OveruseEvictor) Tick(ctx context.Context) {
 	}
 	o.cards = seen
 	for _, name := range sets.List(reported) { // No other node has a victim.
-		if _, waits := o.timedOut[name]; waits {
+		if _, waits := o.unanswered[name]; waits {
 			continue
 		}
 		for _, victim := range o.choose(name, o.Cache.PodsOn(name), now) {
@@ -332,10 +332,10 @@ func (o *OveruseEvictor) evict(ctx context.Context, v share) (wait bool) {
 	default:
 		if timedOut(err) {
 			now := o.Clock.Now()
-			o.timedOut[v.pod.Node] = now
+			o.unanswered[v.pod.Node] = now
 			o.spared.Extend(pod.UID, now, 2*o.AnswerLost, queue.LongestPause) // Other pods of the node get their turn.
 		}
-		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server doesn't answer")
+		logger.Error(err, "Pod that uses more GPU memory than it requests not evicted: the API server, or a webhook that it calls, doesn't answer")
 	}
 	return true
 }

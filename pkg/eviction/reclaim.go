@@ -26,8 +26,7 @@ const (
 )
 
 // maxReclaimPlans limits the plans of one attempt: after each it is known of some pods or victims that they can't be part of one.
-// maxLatePlans limits those of which an eviction gets no answer in time: if no webhook answers, each takes many times as long, and other attempts wait.
-const maxReclaimPlans, maxLatePlans = 10, 3
+const maxReclaimPlans = 10
 
 // ReclaimObserver receives what metrics count. Its methods must return at once.
 type ReclaimObserver interface {
@@ -91,7 +90,7 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 	if !r.Cache.BudgetsSynced() {
 		return plan, false, fmt.Errorf("%w: disruption budgets are still being listed", clustercache.ErrNotSynced)
 	}
-	late := 0
+	late := false
 	for range maxReclaimPlans {
 		plan, ok = reclaim.Choose(need, r.cluster(need))
 		if !ok {
@@ -103,13 +102,12 @@ func (r *Reclaimer) plan(ctx context.Context, need reclaim.Need) (plan reclaim.P
 			continue
 		}
 		err = r.executor.DryRun(ctx, victims(plan))
-		if timedOut(err) {
-			late++
-		}
 		switch {
 		case err == nil:
 			return plan, true, nil
-		case late == maxLatePlans, !timedOut(err) && !answered(err):
+		case timedOut(err) && !late: // One more: if no webhook answers, each takes many times as long, and other attempts wait.
+			late = true
+		case !answered(err):
 			return plan, false, err
 		}
 	}

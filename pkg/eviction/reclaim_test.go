@@ -128,6 +128,9 @@ func TestReclaimer(t *testing.T) {
 		"a refused victim is replaced":                   {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b2")}) }, true, []string{"?b2", "?b1", "b1"}, map[string]int{"reclaimed evicted": 1}},
 		"a victim whose webhook hangs is replaced": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: hangs}) }, true,
 			[]string{"?b2", "?b1", "b1"}, nil},
+		"all webhooks hang, and other attempts wait": {func(f *reclaimFixture) {
+			f.server.Answer(fake.Answers{Evict: func(gpu.Pod, bool) error { return errTimeout }})
+		}, false, []string{"?b2", "?b1"}, map[string]int{"reclaimed failed": 1}},
 		"all are refused": {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: refuses("b1", "b2", "b3")}) }, false,
 			[]string{"?b2", "?b1", "?b3"}, map[string]int{"reclaimed refused": 1}},
 		"the API server is away":             {func(f *reclaimFixture) { f.server.Answer(fake.Answers{Evict: lost}) }, false, []string{"?b2"}, map[string]int{"reclaimed failed": 1}},

@@ -141,7 +141,7 @@ func (mgr *Manager) take(
 	if len(granted) > 0 {
 		runs, yielding = append(runs, nil), append(yielding, granted)
 	}
-	planned := slices.DeleteFunc(slices.SortedFunc(maps.Keys(mgr.planned), compareRank), func(r *run) bool { return !yields(r) })
+	planned := mgr.plannedRuns(yields)
 	usable := usablePlaces(planned, requests)
 	for _, r := range slices.Backward(planned) {
 		var set []gpu.PodUID
@@ -168,6 +168,11 @@ func (mgr *Manager) take(
 		}
 	}
 	return places
+}
+
+// plannedRuns returns the planned runs that pass, in order.
+func (mgr *Manager) plannedRuns(pass func(*run) bool) []*run {
+	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(mgr.planned), compareRank), func(r *run) bool { return !pass(r) })
 }
 
 // usablePlaces tells of each node on which one of the runs has a place whether one of the requests can use it.
@@ -200,13 +205,8 @@ func (mgr *Manager) Displace(pod gpu.Pod, nodes []string, now time.Time) (node s
 	mgr.mu.Lock()
 	defer mgr.mu.Unlock()
 	lower := func(r *run) bool { return r.item.Priority < pod.Priority }
-	withPlaces := map[string]bool{}
-	for r := range mgr.planned {
-		for i := 0; lower(r) && i < len(r.plan.members); i++ {
-			withPlaces[r.plan.members[i].node] = true
-		}
-	}
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !withPlaces[node] })
+	usable := usablePlaces(mgr.plannedRuns(lower), []ledger.Request{{Nodes: nodes}})
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !usable[node] })
 	if pod.Request == 0 || !mgr.Ledger.FitsWithoutAssumed(pod, nodes) { // ReserveAll would take long to find that out.
 		return "", false
 	}

@@ -80,7 +80,8 @@ func NewOveruse(o OveruseOptions) *Overuse { return &Overuse{options: o} }
 
 // Update adds a measurement and returns the reports by pod. A report keeps its value until it is due for renewal, or until it
 // has changed much: each change is written to the API server. For a pod that borrows it has changed when pods come to its card or leave it: the
-// extender evicts the next one only by a newer report. A card that could not be read changes nothing.
+// extender evicts the next one only by a newer report. A card that could not be read changes nothing. Pods that aren't
+// known are forgotten.
 func (o *Overuse) Update(report protocol.Usage, known Known) map[gpu.PodUID]protocol.Overuse {
 	uses, since := o.uses(report, known)
 	short := shortages(report, uses, known)
